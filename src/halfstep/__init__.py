@@ -1,0 +1,24 @@
+"""Mixed-precision training: low precision chosen per operation, and a loss scale that is safe."""
+
+from halfstep import errors as errors
+from halfstep.core import Format as Format
+from halfstep.core import LossScale as LossScale
+from halfstep.core import Policy as Policy
+from halfstep.core import Rule as Rule
+from halfstep.core import Rules as Rules
+from halfstep.core import ScaleState as ScaleState
+from halfstep.core import metric as metric
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Format",
+    "LossScale",
+    "Policy",
+    "Rule",
+    "Rules",
+    "ScaleState",
+    "__version__",
+    "errors",
+    "metric",
+]

@@ -1,0 +1,35 @@
+"""The part of halfstep that knows no framework: values, rules and the loss scale's transition."""
+
+from halfstep.core._events import emit as emit
+from halfstep.core._events import listening as listening
+from halfstep.core._events import metric as metric
+from halfstep.core._events import subscribe as subscribe
+from halfstep.core._formats import FORMATS as FORMATS
+from halfstep.core._formats import Format as Format
+from halfstep.core._override import override_policy as override_policy
+from halfstep.core._override import overriding_policy as overriding_policy
+from halfstep.core._policy import Policy as Policy
+from halfstep.core._rules import ACTIONS as ACTIONS
+from halfstep.core._rules import FAMILIES as FAMILIES
+from halfstep.core._rules import Rule as Rule
+from halfstep.core._rules import Rules as Rules
+from halfstep.core._scale import LossScale as LossScale
+from halfstep.core._scale import ScaleState as ScaleState
+
+__all__ = [
+    "ACTIONS",
+    "FAMILIES",
+    "FORMATS",
+    "Format",
+    "LossScale",
+    "Policy",
+    "Rule",
+    "Rules",
+    "ScaleState",
+    "emit",
+    "listening",
+    "metric",
+    "override_policy",
+    "overriding_policy",
+    "subscribe",
+]

@@ -1,0 +1,90 @@
+"""What a run tells whoever listens: losses, steps, scale changes and metrics."""
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from halfstep.errors import UsageError
+
+Callback = Callable[[str, dict[str, Any]], object]
+
+_callbacks: tuple[Callback, ...] = ()
+_lock = threading.Lock()
+
+
+def subscribe(callback: Callback) -> Callable[[], None]:
+    """Calls `callback(event, values)` for every event from now on, in every thread.
+
+    Args:
+        callback: Receives the name of the event and a dict of its values.
+
+    Returns:
+        A function that ends the subscription; calling it again has no effect.
+
+    Example:
+        >>> unsubscribe = subscribe(lambda event, values: print(event, values))
+        >>> emit("step", number=1)
+        step {'number': 1}
+        >>> unsubscribe()
+        >>> emit("step", number=2)
+    """
+    global _callbacks
+    entry = _Subscription(callback)
+    with _lock:
+        _callbacks = (*_callbacks, entry)
+    return lambda: _unsubscribe(entry)
+
+
+class _Subscription:
+    """One subscription, so that the same callback can be subscribed twice."""
+
+    def __init__(self, callback: Callback) -> None:
+        self._callback = callback
+
+    def __call__(self, event: str, values: dict[str, Any]) -> None:
+        self._callback(event, values)
+
+
+def _unsubscribe(entry: Callback) -> None:
+    global _callbacks
+    with _lock:
+        _callbacks = tuple(other for other in _callbacks if other is not entry)
+
+
+def listening() -> bool:
+    """Returns whether anybody subscribed, so that costly values need not be made for nobody."""
+    return bool(_callbacks)
+
+
+def emit(event: str, /, **values: Any) -> None:
+    """Hands an event to every subscriber, in the order of their subscriptions."""
+    for callback in _callbacks:
+        callback(event, values)
+
+
+def metric(name: str, value: float) -> None:
+    """Reports a metric of the training script; without a listener nothing happens.
+
+    Args:
+        name: What is measured, such as "accuracy".
+        value: A number, or anything that `float` accepts, such as a tensor of one element.
+
+    Example:
+        >>> metric("accuracy", 0.98)
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise UsageError(f"A metric needs a name, got {name!r}. Write metric('accuracy', 0.98).")
+    emit("metric", name=name, value=_as_float(name, value))
+
+
+def _as_float(name: str, value: Any) -> float:
+    try:
+        number = math.nan if isinstance(value, (bool, str, bytes)) else float(value)
+    except (TypeError, ValueError):
+        number = None
+    if number is None or isinstance(value, (bool, str, bytes)):
+        raise UsageError(
+            f"The metric {name!r} needs a number, got {value!r}. Pass a float or a 0-dim tensor."
+        )
+    return number

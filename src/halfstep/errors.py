@@ -1,0 +1,68 @@
+"""Every exception that halfstep raises on purpose.
+
+Each one also derives from the built-in exception that fits, so that code which catches
+`ValueError` or `RuntimeError` keeps working.
+"""
+
+__all__ = [
+    "FormatError",
+    "HalfstepError",
+    "MissingExtraError",
+    "NoCheckError",
+    "NonFiniteError",
+    "PolicyError",
+    "RefusedOperationError",
+    "RuleError",
+    "ScaleError",
+    "ScalerStateError",
+    "UnsupportedVersionError",
+    "UsageError",
+]
+
+
+class HalfstepError(Exception):
+    """Anything that halfstep refuses."""
+
+
+class PolicyError(HalfstepError, ValueError):
+    """A policy that cannot be read or does not make sense."""
+
+
+class RuleError(HalfstepError, ValueError):
+    """A rule that cannot be read, is given twice or contradicts another one."""
+
+
+class ScaleError(HalfstepError, ValueError):
+    """Settings of a loss scale that could destroy a run."""
+
+
+class FormatError(HalfstepError, ValueError):
+    """A number format that is not known."""
+
+
+class UsageError(HalfstepError, ValueError):
+    """Any other argument that cannot be honoured."""
+
+
+class ScalerStateError(HalfstepError, RuntimeError):
+    """A scaler whose methods were called in the wrong order."""
+
+
+class NoCheckError(ScalerStateError, AssertionError):
+    """A scaler asked for the result of a check that never ran."""
+
+
+class NonFiniteError(HalfstepError, FloatingPointError):
+    """Gradients that stay non-finite although the scale cannot go any lower."""
+
+
+class RefusedOperationError(HalfstepError, RuntimeError):
+    """An operation that the rules refuse, with the safe replacement in the text."""
+
+
+class MissingExtraError(HalfstepError, ImportError):
+    """An optional dependency that is not installed, with the line that installs it."""
+
+
+class UnsupportedVersionError(HalfstepError, ImportError):
+    """A framework in a version that halfstep does not support."""
