@@ -9,9 +9,9 @@ from halfstep.core._formats import Format as Format
 from halfstep.core._override import override_policy as override_policy
 from halfstep.core._override import overriding_policy as overriding_policy
 from halfstep.core._policy import Policy as Policy
-from halfstep.core._rules import ACTIONS as ACTIONS
-from halfstep.core._rules import FAMILIES as FAMILIES
-from halfstep.core._rules import Rule as Rule
+from halfstep.core._rule import ACTIONS as ACTIONS
+from halfstep.core._rule import FAMILIES as FAMILIES
+from halfstep.core._rule import Rule as Rule
 from halfstep.core._rules import Rules as Rules
 from halfstep.core._scale import LossScale as LossScale
 from halfstep.core._scale import ScaleState as ScaleState
@@ -33,3 +33,8 @@ __all__ = [
     "overriding_policy",
     "subscribe",
 ]
+
+# Pickles, reprs and tracebacks show the public path, which outlives the private files.
+for _value in (Format, LossScale, Policy, Rule, Rules, ScaleState):
+    _value.__module__ = __name__
+del _value

@@ -45,23 +45,27 @@ class Format:
         found = _BY_NAME.get(name) if isinstance(name, str) else None
         if found is None:
             raise FormatError(
-                f"Format needs one of {', '.join(_BY_NAME)}, got {name!r}.{suggestion(name, _BY_NAME)}"
+                f"Format needs one of {', '.join(_BY_NAME)}, got {name!r}."
+                f"{suggestion(name, _BY_NAME)}"
             )
         return found
+
+    def __str__(self) -> str:
+        return self.name
 
 
 def _ieee(name: str, exponent_bits: int, mantissa_bits: int) -> Format:
     """Returns a format whose topmost exponent is kept for infinities and NaN."""
     top = 2 ** (exponent_bits - 1) - 1
-    largest = (2.0 - 2.0**-mantissa_bits) * 2.0**top
-    return _layout(name, exponent_bits, mantissa_bits, largest)
+    return _layout(name, exponent_bits, mantissa_bits, (2.0 - 2.0**-mantissa_bits) * 2.0**top)
 
 
 def _finite(name: str, exponent_bits: int, mantissa_bits: int) -> Format:
     """Returns a format without infinities, in which only the topmost bit pattern is NaN."""
     top = 2 ** (exponent_bits - 1)
-    largest = (2.0 - 2.0 * 2.0**-mantissa_bits) * 2.0**top
-    return _layout(name, exponent_bits, mantissa_bits, largest)
+    return _layout(
+        name, exponent_bits, mantissa_bits, (2.0 - 2.0 ** (1 - mantissa_bits)) * 2.0**top
+    )
 
 
 def _layout(name: str, exponent_bits: int, mantissa_bits: int, largest: float) -> Format:
@@ -87,4 +91,31 @@ FORMATS: tuple[Format, ...] = (
     _ieee("float8_e5m2", 5, 2),
 )
 
+# Matrix products of 8-bit formats need a scale per tensor, which a policy does not hold.
+COMPUTE_DTYPES: tuple[str, ...] = tuple(entry.name for entry in FORMATS if entry.bits >= 16)
+
 _BY_NAME = {entry.name: entry for entry in FORMATS}
+
+_SHORT = {
+    "half": "float16",
+    "fp16": "float16",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "float": "float32",
+    "fp32": "float32",
+    "f32": "float32",
+    "double": "float64",
+    "fp64": "float64",
+    "f64": "float64",
+}
+
+
+def dtype_suggestion(name: object) -> str:
+    """Returns the dtype that was probably meant, as the end of an error.
+
+    Example:
+        >>> dtype_suggestion("bf16")
+        " Did you mean 'bfloat16'?"
+    """
+    bare = str(name).rpartition(".")[2]
+    return suggestion(_SHORT.get(bare, bare), COMPUTE_DTYPES)

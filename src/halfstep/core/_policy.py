@@ -1,18 +1,36 @@
 """Which dtypes a model keeps, computes in and hands back, by which rules and scale."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from halfstep.core import _fields
+from halfstep.core._formats import COMPUTE_DTYPES, dtype_suggestion
 from halfstep.core._rules import Rules
 from halfstep.core._scale import LossScale
-from halfstep.core._text import split, suggestion
+from halfstep.core._text import pairs, split, suggestion
 from halfstep.errors import PolicyError
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The dtypes, the rules and the loss scale of a training run."""
+    """The dtypes, the rules and the loss scale of a training run.
+
+    Args:
+        param_dtype: The dtype that weights are kept in.
+        compute_dtype: The dtype that operations run in, where the rules say `lower`.
+        output_dtype: The dtype that results are handed back in.
+        rules: Which operation runs in which precision.
+        scale: How gradients are kept inside the range of the compute dtype.
+
+    Example:
+        >>> policy = Policy.named("mixed_bfloat16")
+        >>> policy.compute_dtype, policy.scale.kind
+        ('bfloat16', 'none')
+        >>> print(policy.with_(output_dtype="bfloat16"))  # doctest: +ELLIPSIS
+        param_dtype=float32, compute_dtype=bfloat16, output_dtype=bfloat16, ...
+    """
 
     param_dtype: str = "float32"
     compute_dtype: str = "float16"
@@ -20,46 +38,120 @@ class Policy:
     rules: Rules = field(default_factory=Rules)
     scale: LossScale = field(default_factory=LossScale.dynamic)
 
+    def __post_init__(self) -> None:
+        for name in _fields.names(self):
+            value = getattr(self, name)
+            if name in _VALUES:
+                _check_value(name, value)
+            elif not isinstance(value, str) or value not in COMPUTE_DTYPES:
+                raise PolicyError(
+                    f"Policy needs {name} to be one of {', '.join(COMPUTE_DTYPES)}, got {value!r}."
+                    f"{dtype_suggestion(value)}"
+                )
+
     @classmethod
     def named(cls, name: str) -> "Policy":
-        """Returns the policy of that name."""
-        if name not in _NAMED:
-            raise PolicyError(
-                f"Policy needs one of {', '.join(_NAMED)}, got {name!r}.{suggestion(name, _NAMED)}"
-            )
+        """Returns the policy of that name.
+
+        Example:
+            >>> Policy.named("float32").compute_dtype
+            'float32'
+        """
+        if not isinstance(name, str) or name not in _NAMED:
+            near = suggestion(name, _NAMED) or " Or write pairs such as compute_dtype=bfloat16."
+            raise PolicyError(f"Policy needs one of {', '.join(_NAMED)}, got {name!r}.{near}")
         return _NAMED[name]
 
     @staticmethod
     def names() -> tuple[str, ...]:
-        """Returns the names of the policies that exist."""
+        """Returns the names of the policies that exist.
+
+        Example:
+            >>> Policy.names()
+            ('float32', 'mixed_float16', 'mixed_bfloat16')
+        """
         return tuple(_NAMED)
 
     @classmethod
-    def of(cls, value: "Policy | str") -> "Policy":
-        """Returns a policy as it is, or the policy of a text."""
-        return value if isinstance(value, Policy) else cls.parse(value)
+    def of(cls, value: object) -> "Policy":
+        """Returns a policy as it is, or reads its text or dict form.
+
+        Example:
+            >>> Policy.of("float32") == Policy.of(Policy.named("float32"))
+            True
+        """
+        return _fields.of(cls, value, PolicyError)
 
     @classmethod
     def parse(cls, text: str) -> "Policy":
-        """Reads a name or `key=value` pairs separated by commas."""
-        if "=" not in text:
-            return cls.named(text.strip())
-        pairs = dict(piece.split("=", 1) for piece in split(text))
-        return cls(**{key.strip(): _read(key.strip(), value) for key, value in pairs.items()})
+        """Reads a name, or `key=value` pairs separated by commas, or a name and what differs.
+
+        Example:
+            >>> policy = Policy.parse("mixed_bfloat16, rules=torch-2.13 + softmax=keep")
+            >>> policy.rules.base
+            'torch-2.13'
+        """
+        if not isinstance(text, str):
+            raise PolicyError(f"Policy needs a text, got {text!r}. Write 'mixed_bfloat16'.")
+        first, *rest = split(text)
+        start, rest = (cls(), [first, *rest]) if "=" in first else (cls.named(first), rest)
+        return start.with_(**pairs(rest, _fields.names(cls), PolicyError, f"The policy {text!r}"))
 
     def with_(self, **changes: Any) -> "Policy":
-        """Returns a policy that differs in the given fields."""
-        return dataclasses.replace(self, **changes)
+        """Returns a policy that differs in the given fields.
+
+        Args:
+            changes: The fields; `rules` and `scale` may be given in their text form.
+
+        Example:
+            >>> Policy().with_(scale="static(1024.0)").scale.kind
+            'static'
+        """
+        return dataclasses.replace(
+            self, **_with_values(_fields.checked(Policy, changes, PolicyError))
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the policy as plain data.
+
+        Example:
+            >>> Policy().to_dict()["compute_dtype"]
+            'float16'
+        """
+        return _fields.to_dict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Policy":
+        """Returns the policy of a dict that `to_dict` made.
+
+        Example:
+            >>> Policy.from_dict({"compute_dtype": "bfloat16", "scale": "none"}).scale.kind
+            'none'
+        """
+        return cls(**_with_values(_fields.checked(cls, data, PolicyError)))
 
     def __str__(self) -> str:
         for name, policy in _NAMED.items():
             if policy == self:
                 return name
-        return ", ".join(f"{f.name}={getattr(self, f.name)}" for f in dataclasses.fields(self))
+        return ", ".join(f"{name}={getattr(self, name)}" for name in _fields.names(self))
 
 
-def _read(key: str, value: str) -> Any:
-    return {"rules": Rules.parse, "scale": LossScale.parse}.get(key, str.strip)(value)  # type: ignore[operator]
+_VALUES: dict[str, type[Rules] | type[LossScale]] = {"rules": Rules, "scale": LossScale}
+
+
+def _with_values(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the changes with the text and dict forms of rules and scale read."""
+    return {k: _VALUES[k].of(v) if k in _VALUES else v for k, v in changes.items()}
+
+
+def _check_value(name: str, value: object) -> None:
+    kind = _VALUES[name]
+    if not isinstance(value, kind):
+        raise PolicyError(
+            f"Policy needs {name} to be a {kind.__name__}, got {value!r}."
+            f" Write {kind.__name__}.of({value!r})."
+        )
 
 
 _NAMED = {

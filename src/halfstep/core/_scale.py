@@ -1,15 +1,14 @@
 """How far gradients are scaled up, and how that changes from step to step."""
 
-import dataclasses
-import math
-import struct
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from halfstep.core._text import split
+from halfstep.core import _fields, _settings
+from halfstep.core._settings import FLOAT32_MAX, float32
+from halfstep.core._text import call, pairs, suggestion
 from halfstep.errors import ScaleError
-
-FLOAT32_MAX = 3.4028234663852886e38
 
 
 class ScaleState(NamedTuple):
@@ -19,6 +18,10 @@ class ScaleState(NamedTuple):
         scale: What the loss is multiplied by.
         finite_steps: Steps in a row whose gradients were finite.
         overflows: Overflows since the last growth, counted up to the hysteresis.
+
+    Example:
+        >>> ScaleState(1024.0)
+        ScaleState(scale=1024.0, finite_steps=0, overflows=0)
     """
 
     scale: float
@@ -28,7 +31,28 @@ class ScaleState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LossScale:
-    """Grows while gradients stay finite, backs off when one does not."""
+    """Grows while gradients stay finite, backs off when one does not.
+
+    Scales are float32 values, as they are in every front-end: `init_scale`, `min_scale` and
+    `max_scale` are rounded to float32. A scale whose two factors are 1 never changes.
+
+    Args:
+        init_scale: The scale before the first step.
+        growth_factor: What the scale is multiplied by after `growth_interval` finite steps.
+        backoff_factor: What the scale is multiplied by after an overflow.
+        growth_interval: How many finite steps in a row it takes to grow.
+        min_scale: The floor: no sequence of overflows leads below it.
+        max_scale: The cap: a growth that would exceed it does not happen.
+        hysteresis: From which overflow since the last growth on the scale backs off.
+
+    Example:
+        >>> rule = LossScale(init_scale=8.0, growth_interval=2)
+        >>> state = rule.next(rule.init(), finite=True)
+        >>> rule.next(state, finite=True)
+        ScaleState(scale=16.0, finite_steps=0, overflows=0)
+        >>> rule.next(state, finite=False)
+        ScaleState(scale=4.0, finite_steps=0, overflows=1)
+    """
 
     init_scale: float = 65536.0
     growth_factor: float = 2.0
@@ -38,86 +62,170 @@ class LossScale:
     max_scale: float = FLOAT32_MAX
     hysteresis: int = 1
 
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            number = _settings.read(field.name, type(field.default), getattr(self, field.name))
+            object.__setattr__(self, field.name, number)
+        _settings.check(self)
+
     @classmethod
     def none(cls) -> "LossScale":
-        """Returns the scale that is 1 forever."""
+        """Returns the scale that is 1 forever.
+
+        Example:
+            >>> LossScale.none().init().scale
+            1.0
+        """
         return cls.static(1.0)
 
     @classmethod
     def static(cls, scale: float) -> "LossScale":
-        """Returns a scale that never changes."""
+        """Returns a scale that never changes.
+
+        Example:
+            >>> rule = LossScale.static(1024.0)
+            >>> rule.next(rule.init(), finite=False).scale
+            1024.0
+        """
         return cls(init_scale=scale, growth_factor=1.0, backoff_factor=1.0)
 
     @classmethod
     def dynamic(cls, **settings: Any) -> "LossScale":
-        """Returns a scale that grows and backs off."""
+        """Returns a scale that grows and backs off, with the settings of the class.
+
+        Example:
+            >>> LossScale.dynamic(growth_interval=500) == LossScale(growth_interval=500)
+            True
+        """
         return cls(**settings)
 
     @property
     def kind(self) -> str:
-        """Whether the scale is "none", "static" or "dynamic"."""
+        """Whether the scale is "none" (1 forever), "static" or "dynamic".
+
+        Example:
+            >>> LossScale().kind
+            'dynamic'
+        """
         if self.growth_factor != 1.0 or self.backoff_factor != 1.0:
             return "dynamic"
         return "none" if self.init_scale == 1.0 else "static"
 
     def init(self) -> ScaleState:
-        """Returns the state before the first step."""
+        """Returns the state before the first step.
+
+        Example:
+            >>> LossScale().init()
+            ScaleState(scale=65536.0, finite_steps=0, overflows=0)
+        """
         return ScaleState(self.init_scale)
 
     def next(self, state: ScaleState, *, finite: bool) -> ScaleState:
-        """Returns the state after a step whose gradients were, or were not, finite."""
+        """Returns the state after a step whose gradients were, or were not, finite.
+
+        Example:
+            >>> rule = LossScale(hysteresis=2)
+            >>> rule.next(ScaleState(8.0, finite_steps=7), finite=False)
+            ScaleState(scale=8.0, finite_steps=0, overflows=1)
+            >>> rule.next(ScaleState(8.0, overflows=1), finite=False)
+            ScaleState(scale=4.0, finite_steps=0, overflows=2)
+        """
         if not finite:
             overflows = min(state.overflows + 1, self.hysteresis)
             factor = self.backoff_factor if overflows == self.hysteresis else 1.0
-            lowered = max(_float32(state.scale * factor), self.min_scale)
-            return ScaleState(lowered, 0, overflows)
+            return ScaleState(max(float32(state.scale * factor), self.min_scale), 0, overflows)
         if state.finite_steps + 1 < self.growth_interval:
             return state._replace(finite_steps=state.finite_steps + 1)
-        grown = _float32(state.scale * self.growth_factor)
+        grown = float32(state.scale * self.growth_factor)
         return ScaleState(grown if grown <= self.max_scale else state.scale)
 
     def at_floor(self, state: ScaleState) -> bool:
-        """Returns whether one more overflow could not lower the scale any further."""
+        """Returns whether the scale backs off but can go no lower.
+
+        Example:
+            >>> rule = LossScale(min_scale=1.0)
+            >>> rule.at_floor(ScaleState(1.0)), rule.at_floor(ScaleState(2.0))
+            (True, False)
+        """
         return self.backoff_factor < 1.0 and state.scale <= self.min_scale
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the settings as plain numbers."""
-        return dataclasses.asdict(self)
+        """Returns the settings as plain data.
+
+        Example:
+            >>> LossScale().to_dict()["growth_interval"]
+            2000
+        """
+        return _fields.to_dict(self)
 
     @classmethod
-    def from_dict(cls, settings: dict[str, Any]) -> "LossScale":
-        """Returns the scale of a dict that `to_dict` made."""
-        return cls(**settings)
+    def from_dict(cls, data: Mapping[str, Any]) -> "LossScale":
+        """Returns the scale of a dict that `to_dict` made.
+
+        Example:
+            >>> str(LossScale.from_dict({"init_scale": 8.0}))
+            'dynamic(init_scale=8.0)'
+        """
+        return cls(**_fields.checked(cls, data, ScaleError))
+
+    @classmethod
+    def of(cls, value: object) -> "LossScale":
+        """Returns a scale as it is, or reads its text or dict form.
+
+        Example:
+            >>> LossScale.of("none") == LossScale.of(LossScale.none())
+            True
+        """
+        return _fields.of(cls, value, ScaleError)
 
     @classmethod
     def parse(cls, text: str) -> "LossScale":
-        """Reads `none`, `static(1024.0)`, `dynamic` or `dynamic(init_scale=8.0)`."""
-        kind, _, rest = text.strip().partition("(")
-        pieces = split(rest.removesuffix(")")) if rest else []
-        if kind == "none":
-            return cls.none()
-        if kind == "static":
-            return cls.static(float(pieces[0]))
-        if kind != "dynamic":
-            raise ScaleError(f"LossScale needs none, static(...) or dynamic(...), got {text!r}.")
-        types = {field.name: type(field.default) for field in dataclasses.fields(cls)}
-        pairs = (piece.split("=") for piece in pieces)
-        return cls(**{key: types[key](value) for key, value in pairs})
+        """Reads the text form, such as `none`, `static(1024.0)` or `dynamic(init_scale=8.0)`.
+
+        Example:
+            >>> LossScale.parse("dynamic(growth_interval=4)").growth_interval
+            4
+        """
+        kind, arguments = _kind(text)
+        first = {"init_scale": arguments.pop(0)} if kind == "static" and arguments else {}
+        fixed = _FIXED[kind]
+        free = [name for name in _fields.names(cls) if name not in fixed and name not in first]
+        given = first | pairs(arguments, free, ScaleError, f"The scale {text!r}")
+        if kind == "static" and not first:
+            raise ScaleError(f"A static scale needs a value, got {text!r}. Write static(1024.0).")
+        return cls(**fixed | {name: _number(word) for name, word in given.items()})
 
     def __str__(self) -> str:
-        if self.kind != "dynamic":
-            return {"none": "none", "static": f"static({self.init_scale})"}[self.kind]
-        changed = [
-            f"{field.name}={getattr(self, field.name)!r}"
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != field.default
-        ]
-        return f"dynamic({', '.join(changed)})" if changed else "dynamic"
+        shown = [repr(self.init_scale)] if self.kind == "static" else []
+        hidden = (*_FIXED[self.kind], *(["init_scale"] if shown else []))
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in hidden and value != field.default:
+                shown.append(f"{field.name}={value!r}")
+        return f"{self.kind}({', '.join(shown)})" if shown else self.kind
 
 
-def _float32(value: float) -> float:
-    """Rounds to the nearest float32, in which every front-end keeps the scale."""
-    try:
-        return float(struct.unpack("f", struct.pack("f", value))[0])
-    except OverflowError:
-        return math.inf
+_FIXED: dict[str, dict[str, Any]] = {
+    "none": {"init_scale": 1.0, "growth_factor": 1.0, "backoff_factor": 1.0},
+    "static": {"growth_factor": 1.0, "backoff_factor": 1.0},
+    "dynamic": {},
+}
+
+
+def _kind(text: str) -> tuple[str, list[str]]:
+    found = call(text) if isinstance(text, str) else None
+    if found is None or found[0] not in _FIXED:
+        near = suggestion(found[0], _FIXED) if found else ""
+        raise ScaleError(
+            f"LossScale needs none, static(...) or dynamic(...), got {text!r}."
+            f"{near or ' Write for example static(1024.0).'}"
+        )
+    return found
+
+
+def _number(word: str) -> float | str:
+    """Returns the number that a word is, or the word itself for the check to complain about."""
+    for read in (int, float):
+        with contextlib.suppress(ValueError):
+            return read(word)
+    return word

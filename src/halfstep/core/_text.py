@@ -1,7 +1,11 @@
-"""Reading and quoting the text forms that policies, rules and scales share."""
+"""Reading the text forms that policies, rules and scales share."""
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_UNIT = re.compile(r'(?:"(?:[^"\\]|\\.)*"?|[^"])', re.DOTALL)
+_CALL = re.compile(r"\s*([\w-]*)\s*(?:\((.*)\)\s*)?", re.DOTALL)
 
 
 def suggestion(word: object, known: Iterable[str]) -> str:
@@ -11,7 +15,8 @@ def suggestion(word: object, known: Iterable[str]) -> str:
         >>> suggestion("flaot16", ["float16", "float32"])
         " Did you mean 'float16'?"
     """
-    close = difflib.get_close_matches(str(word).rpartition(".")[2], list(known), n=1)
+    bare = str(word).rpartition(".")[2] if not isinstance(word, str) else word
+    close = difflib.get_close_matches(bare, list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
@@ -22,15 +27,49 @@ def split(text: str, separator: str = ",") -> list[str]:
         >>> split('scale=static(2.0), rules=none + softmax=full "a, b"')
         ['scale=static(2.0)', 'rules=none + softmax=full "a, b"']
     """
-    pieces, depth, quoted, escaped = [""], 0, False, False
-    for letter in text:
-        if not quoted and not depth and letter == separator:
+    pieces, depth = [""], 0
+    for unit in _UNIT.findall(text):
+        depth += (unit in "([") - (unit in ")]")
+        if unit == separator and depth <= 0:
             pieces.append("")
-            continue
-        pieces[-1] += letter
-        quoted, escaped = (
-            (quoted != (letter == '"' and not escaped)),
-            quoted and letter == "\\" and not escaped,
-        )
-        depth += 0 if quoted else (letter in "([") - (letter in ")]")
+        else:
+            pieces[-1] += unit
     return [piece.strip() for piece in pieces]
+
+
+def call(text: str) -> tuple[str, list[str]] | None:
+    """Splits `name(first, second)` into its name and arguments; None where it is not one.
+
+    Example:
+        >>> call("static(1024.0)")
+        ('static', ['1024.0'])
+        >>> call("none")
+        ('none', [])
+    """
+    match = _CALL.fullmatch(text)
+    if match is None or not match[1]:
+        return None
+    return match[1], split(match[2]) if match[2] and match[2].strip() else []
+
+
+def pairs(
+    pieces: Iterable[str], known: Iterable[str], error: type[Exception], thing: str
+) -> dict[str, str]:
+    """Returns the `key=value` pieces as a dict, or raises an error that names the wrong piece.
+
+    Example:
+        >>> pairs(["a=1", "b=x=y"], ["a", "b"], ValueError, "Example")
+        {'a': '1', 'b': 'x=y'}
+    """
+    known, found = list(known), dict[str, str]()
+    for piece in pieces:
+        key, equals, value = (part.strip() for part in piece.partition("="))
+        if not equals or not value:
+            raise error(f"{thing} needs key=value, got {piece!r}. Write for example {known[0]}=...")
+        if key not in known:
+            near = suggestion(key, known)
+            raise error(f"{thing} needs a key among {', '.join(known)}, got {key!r}.{near}")
+        if key in found:
+            raise error(f"{thing} needs each key once, got {key!r} twice. Remove one of them.")
+        found[key] = value
+    return found
