@@ -1,0 +1,45 @@
+# Needs Python 3.11 or later, pip and make. Every target builds .venv first if it is missing or stale.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# One thread per test process: two processes share the machine, and results do not depend on it.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+WORKERS ?= 2
+
+.PHONY: install demo test check format docs bench clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,report,dev]'
+	touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/halfstep compare examples/digits.py --seeds 3
+	$(BIN)/halfstep compare examples/bytelm.py --seeds 3
+
+test: $(INSTALLED)
+	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) $(ARGS)
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/mkdocs build --strict --quiet
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(INSTALLED)
+	$(BIN)/mkdocs build --strict
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/overhead.py
+
+clean:
+	rm -rf $(VENV) site build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

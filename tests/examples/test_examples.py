@@ -1,0 +1,39 @@
+"""The example scripts, run as a user runs them, only shorter."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+# script, arguments that make it short, what it prints, the range that the result is in
+RUNS = [
+    ("digits.py", ["--epochs", "2"], r"held-out accuracy (0\.\d{4})\n", 0.85, 1.0),
+    ("bytelm.py", ["--steps", "20"], r"held-out loss (\d\.\d{4}) bits per byte\n", 3.0, 6.0),
+]
+NAMES = [run[0] for run in RUNS]
+
+
+def printed(script, *arguments):
+    command = [sys.executable, str(EXAMPLES / script), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "short", "pattern", "low", "high"), RUNS, ids=NAMES)
+def test_example_trains_and_repeats(script, short, pattern, low, high):
+    first = printed(script, *short, "--seed", "1")
+    assert low <= float(re.fullmatch(pattern, first)[1]) <= high
+    assert printed(script, *short, "--seed", "1") == first
+
+
+@pytest.mark.parametrize("script", NAMES)
+def test_example_is_short(script):
+    assert len((EXAMPLES / script).read_text().splitlines()) <= 130
+
+
+def test_every_example_is_tested():
+    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted(NAMES)

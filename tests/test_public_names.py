@@ -1,0 +1,48 @@
+"""The public names, frozen: a change here is a change of the interface and needs a changelog line."""
+
+from importlib import import_module
+
+import pytest
+
+NAMES = {
+    "halfstep": [
+        "Format",
+        "LossScale",
+        "Policy",
+        "Rule",
+        "Rules",
+        "ScaleState",
+        "__version__",
+        "errors",
+        "metric",
+    ],
+    "halfstep.errors": [
+        "FormatError",
+        "HalfstepError",
+        "MissingExtraError",
+        "NoCheckError",
+        "NonFiniteError",
+        "PolicyError",
+        "RefusedOperationError",
+        "RuleError",
+        "ScaleError",
+        "ScalerStateError",
+        "UnsupportedVersionError",
+        "UsageError",
+    ],
+}
+
+
+@pytest.mark.parametrize("package", NAMES)
+def test_all_is_the_frozen_list(package):
+    assert sorted(import_module(package).__all__) == NAMES[package]
+
+
+@pytest.mark.parametrize("package", NAMES)
+def test_every_name_is_there(package):
+    module = import_module(package)
+    assert [name for name in NAMES[package] if not hasattr(module, name)] == []
+
+
+def test_the_root_stays_small():
+    assert len(NAMES["halfstep"]) <= 15
