@@ -8,6 +8,9 @@ INSTALLED := $(VENV)/.installed
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 WORKERS ?= 2
 
+# Silences a notice about the site generator's future, which is not about this documentation.
+export NO_MKDOCS_2_WARNING := 1
+
 .PHONY: install demo test check format docs bench clean
 
 install: $(INSTALLED)

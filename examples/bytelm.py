@@ -1,6 +1,6 @@
 """Trains a small byte-level GPT on the standard library's source text and reports held-out loss.
 
-Run it by itself, or let halfstep run it once per policy:
+By itself it runs as `autocast()` decides (bfloat16 on a CPU); halfstep runs it once per policy:
 
     python examples/bytelm.py
     halfstep compare examples/bytelm.py --seeds 3

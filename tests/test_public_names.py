@@ -1,4 +1,4 @@
-"""The public names, frozen: a change here is a change of the interface and needs a changelog line."""
+"""The public names, frozen: whoever changes one changes the interface and its changelog."""
 
 from importlib import import_module
 
