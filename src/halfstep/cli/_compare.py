@@ -1,0 +1,146 @@
+"""`halfstep compare`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from halfstep.cli._consoles import output, progress
+from halfstep.report import FittingTable, Progress
+from halfstep.run import (
+    DEFAULT_POLICIES,
+    Comparison,
+    RunResult,
+    Summary,
+    check_writable,
+    document,
+    run_all,
+    summarise,
+    table_rows,
+    verdict,
+    write_json,
+)
+
+_SHOWN_LINES = 8
+_FAILED = 1
+
+
+def compare(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python training script.")],
+    args: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- ARGS", help="The script's own arguments, after --."),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            metavar="P",
+            help="A policy to run under, repeated for each; the first is what the others are "
+            f"compared with. Default: {', '.join(DEFAULT_POLICIES)}.",
+            show_default=False,
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", help="Runs per policy, to know what chance does.")
+    ] = 1,
+    seed: Annotated[int, typer.Option(metavar="S", help="The first seed.")] = 0,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all that was measured to a file.")
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show what the script prints.")
+    ] = False,
+) -> int:
+    """Run a training script once per policy and show the results side by side.
+
+    The script trains with halfstep.torch.autocast and halfstep.torch.GradScaler; the policy comes
+    from this command, whatever the script passes to them.
+    """
+    comparison = Comparison.of(script, args or (), policy or (), seeds=seeds, seed=seed)
+    if json:
+        check_writable(json)
+    runs = _run(comparison, verbose)
+    if json:
+        write_json(json, document(comparison, runs))
+    return _show(output(), script, runs)
+
+
+def _run(comparison: Comparison, verbose: bool) -> tuple[RunResult, ...]:
+    names = [f"{policy}, seed {seed}" for policy, seed in comparison.plan]
+    with Progress(progress(), names) as shown:
+        return run_all(comparison, _Lines(shown, verbose))
+
+
+class _Lines:
+    """Shows runs as lines of progress."""
+
+    def __init__(self, progress: Progress, verbose: bool) -> None:
+        self._progress, self._verbose = progress, verbose
+        self.start, self.update = progress.start, progress.update
+
+    def output(self, line: str) -> None:
+        if self._verbose:
+            self._progress.print(line)
+
+    def finish(self, index: int, run: RunResult) -> None:
+        loss = "" if run.last_loss is None else f", loss {run.last_loss:.4g}"
+        text = run.error.splitlines()[-1] if run.failed else f"{run.steps} steps{loss}"
+        self._progress.finish(index, text, failed=run.failed)
+
+
+def _show(console: Console, script: str, runs: Sequence[RunResult]) -> int:
+    """Prints the report and returns the exit code."""
+    summaries = summarise(runs)
+    failed = [run for run in runs if run.failed]
+    trained = any(each.trained for each in summaries)
+    if trained:
+        _show_table(console, summaries)
+    for run in failed:
+        _show_failure(console, run)
+    if not trained and len(failed) < len(runs):
+        console.print(Text(_nothing_trained(script, runs)))
+    return 0 if all(run.steps and not run.failed for run in runs) else _FAILED
+
+
+def _show_table(console: Console, summaries: Sequence[Summary]) -> None:
+    rows = table_rows(summaries, ascii_only=console.options.ascii_only)
+    console.print()
+    console.print(FittingTable("policy", rows))
+    console.print()
+    first, *others = summaries
+    for other in others:
+        console.print(Text.assemble((other.policy, "bold"), ": ", verdict(first, other)))
+    console.print(Text(_notes(summaries), style="dim"))
+
+
+def _notes(summaries: Sequence[Summary]) -> str:
+    run = next(run for each in summaries for run in each.trained)
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions)
+    count = max(len(each.trained) for each in summaries)
+    seeds = f"mean ± half the range over {count} seeds; " if count > 1 else ""
+    return (
+        f"{seeds}last loss: mean of the last tenth; peak memory: {run.peak_memory_kind}; "
+        f"{run.device}; {versions}"
+    )
+
+
+def _show_failure(console: Console, run: RunResult) -> None:
+    console.print()
+    console.print(Text(f"{run.name} failed (exit code {run.exit_code}):", style="bold red"))
+    for line in run.error.splitlines()[-_SHOWN_LINES:]:
+        console.print(Text.from_ansi(f"  {line}"), soft_wrap=True)
+
+
+def _nothing_trained(script: str, runs: Sequence[RunResult]) -> str:
+    seen = "losses were scaled, but scaler.update() was never called"
+    if not any(run.losses for run in runs):
+        seen = "no GradScaler of halfstep.torch was used"
+    return (
+        f"halfstep: nothing was trained in {script}: {seen}. compare needs a script that imports "
+        "autocast and GradScaler from halfstep.torch and calls scaler.scale(loss), "
+        "scaler.step(optimizer) and scaler.update() in each step."
+    )

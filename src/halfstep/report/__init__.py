@@ -1,0 +1,18 @@
+"""How results are shown: tables that fit the terminal, curves in a line, live progress."""
+
+from halfstep.report._numbers import bytes_text, number, ratio_text, seconds_text
+from halfstep.report._progress import Progress
+from halfstep.report._sparkline import finite_limits, sparkline
+from halfstep.report._table import FittingTable, Row
+
+__all__ = [
+    "FittingTable",
+    "Progress",
+    "Row",
+    "bytes_text",
+    "finite_limits",
+    "number",
+    "ratio_text",
+    "seconds_text",
+    "sparkline",
+]

@@ -1,0 +1,166 @@
+"""A script, run once per policy and seed, each time in a process of its own."""
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from signal import Signals
+from typing import Protocol, Self
+
+from halfstep.core import Policy
+from halfstep.errors import UsageError
+from halfstep.run._log import RunLog
+from halfstep.run._process import run_process
+from halfstep.run._runs import RunResult
+from halfstep.run._stdin import SharedInput
+
+DEFAULT_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
+_LAST_SEED = 2**32 - 1
+_KEPT_LINES = 20
+
+
+class Watcher(Protocol):
+    """Whoever shows how the runs go."""
+
+    def start(self, index: int) -> None:
+        """Learns that a run begins."""
+
+    def update(self, index: int, text: str) -> None:
+        """Learns how far a run is."""
+
+    def output(self, line: str) -> None:
+        """Learns what the script printed."""
+
+    def finish(self, index: int, run: RunResult) -> None:
+        """Learns how a run ended."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Which runs to make.
+
+    Args:
+        script: The Python file, as the user wrote it.
+        args: The script's own arguments.
+        policies: The texts of the policies, the one that the others are compared with first.
+        seeds: The seeds.
+    """
+
+    script: str
+    args: tuple[str, ...]
+    policies: tuple[str, ...]
+    seeds: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        script: str,
+        args: Sequence[str] = (),
+        policies: Sequence[str] = (),
+        *,
+        seeds: int = 1,
+        seed: int = 0,
+    ) -> Self:
+        """Returns the comparison that a command line asks for, or says what is wrong with it.
+
+        Args:
+            script: The path of the Python file.
+            args: The script's own arguments.
+            policies: The texts of the policies; none stands for the default ones.
+            seeds: How many seeds.
+            seed: The first of them.
+        """
+        _check_script(script)
+        _check_seeds(seeds, seed)
+        texts = tuple(text.strip() for text in policies or DEFAULT_POLICIES)
+        _check_distinct(texts)
+        return cls(script, tuple(args), texts, tuple(range(seed, seed + seeds)))
+
+    @property
+    def plan(self) -> tuple[tuple[str, int], ...]:
+        """The (policy, seed) of each run: seed by seed, so that a slow spell hits all alike."""
+        return tuple((policy, seed) for seed in self.seeds for policy in self.policies)
+
+
+def run_all(comparison: Comparison, watcher: Watcher) -> tuple[RunResult, ...]:
+    """Makes every run, one after the other so that they do not slow each other down."""
+    stdin = SharedInput()
+    return tuple(_run(comparison, index, stdin, watcher) for index in range(len(comparison.plan)))
+
+
+def _run(comparison: Comparison, index: int, stdin: SharedInput, watcher: Watcher) -> RunResult:
+    policy, seed = comparison.plan[index]
+    log, kept = RunLog(policy, seed), deque[str](maxlen=_KEPT_LINES)
+    job = {"script": comparison.script, "args": comparison.args, "policy": policy, "seed": seed}
+    watcher.start(index)
+    started = time.monotonic()
+    exit_code = run_process(
+        job,
+        stdin,
+        on_event=_both(
+            lambda line: log.add(json.loads(line)), lambda _: watcher.update(index, log.text)
+        ),
+        on_output=_both(kept.append, watcher.output),
+    )
+    error = (log.error or _explain(exit_code, kept)) if exit_code else ""
+    result = log.result(exit_code=exit_code, error=error, seconds=time.monotonic() - started)
+    watcher.finish(index, result)
+    return result
+
+
+def _both(first: Callable[[str], None], second: Callable[[str], None]) -> Callable[[str], None]:
+    def call(line: str) -> None:
+        first(line)
+        second(line)
+
+    return call
+
+
+def _explain(exit_code: int, output: Sequence[str]) -> str:
+    """Returns why a process without a traceback failed."""
+    ending = f"The script ended with exit code {exit_code}."
+    if exit_code < 0:
+        name = Signals(-exit_code).name
+        hint = " The system may have run out of memory." if name == "SIGKILL" else ""
+        ending = f"The process was ended by {name}.{hint}"
+    return "\n".join([*output, ending])
+
+
+def _check_script(script: str) -> None:
+    path = Path(script)
+    if not path.exists():
+        raise UsageError(
+            f"compare needs the path of a Python script, got {script!r}, which does not exist. "
+            f"Check the path; the working directory is {Path.cwd()}."
+        )
+    if not path.is_file():
+        raise UsageError(
+            f"compare needs a Python file, got {script!r}, which is not a file. "
+            f"Name the script itself, such as {path / 'train.py'}."
+        )
+
+
+def _check_seeds(seeds: int, seed: int) -> None:
+    if seeds < 1:
+        raise UsageError(
+            f"compare needs --seeds >= 1, got {seeds}. Write --seeds 3 to measure the noise."
+        )
+    if not 0 <= seed <= _LAST_SEED - seeds + 1:
+        raise UsageError(
+            f"compare needs seeds from 0 to {_LAST_SEED}, got --seed {seed} with {seeds} of them. "
+            "Write --seed 0."
+        )
+
+
+def _check_distinct(texts: Sequence[str]) -> None:
+    seen: dict[Policy, str] = {}
+    for text in texts:
+        policy = Policy.parse(text)
+        if policy in seen:
+            raise UsageError(
+                f"compare needs different policies, got {seen[policy]!r} and {text!r}, "
+                "which are the same. Leave one out; use --seeds to repeat a run."
+            )
+        seen[policy] = text

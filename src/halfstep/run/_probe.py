@@ -1,0 +1,109 @@
+"""What the recorder asks of a framework, and the answers where there is none."""
+
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class SavedBytes(Protocol):
+    """What `saved_bytes()` hands over."""
+
+    bytes: int
+
+
+class Probe(Protocol):
+    """The measuring side of a framework; `halfstep.torch` has one."""
+
+    def seed(self, seed: int) -> None:
+        """Seeds the framework's random generators."""
+
+    def snapshot(self, value: Any) -> Any:
+        """Returns a value that later changes in place do not reach, without waiting for it."""
+
+    def floats(self, values: Sequence[Any]) -> list[float]:
+        """Returns snapshots as floats, waiting once for all."""
+
+    def tick(self) -> Any:
+        """Returns a mark of the present moment, without waiting for the device."""
+
+    def seconds(self, marks: Sequence[Any]) -> list[float]:
+        """Returns the time from each mark to the next one."""
+
+    def saved_bytes(self) -> contextlib.AbstractContextManager[SavedBytes]:
+        """Counts the bytes kept for backward within the block."""
+
+    def peak_memory(self) -> tuple[int, str] | None:
+        """Returns the most bytes in use on the device and what they count, if it tells."""
+
+    def device(self) -> str:
+        """Returns the name of the accelerator in use, "" where there is none."""
+
+    def versions(self) -> dict[str, str]:
+        """Returns the framework's name and version."""
+
+
+class NoProbe:
+    """The probe where no framework is installed: Python floats, on the CPU."""
+
+    def seed(self, seed: int) -> None:
+        """Does nothing."""
+
+    def snapshot(self, value: Any) -> Any:
+        """Returns the value."""
+        return value
+
+    def floats(self, values: Sequence[Any]) -> list[float]:
+        """Returns the values as floats."""
+        return [float(value) for value in values]
+
+    def tick(self) -> float:
+        """Returns the time."""
+        return time.perf_counter()
+
+    def seconds(self, marks: Sequence[float]) -> list[float]:
+        """Returns the differences."""
+        return [after - before for before, after in pairwise(marks)]
+
+    def saved_bytes(self) -> contextlib.AbstractContextManager[None]:
+        """Counts nothing."""
+        return contextlib.nullcontext()
+
+    def peak_memory(self) -> None:
+        """Returns None: there is no device."""
+
+    def device(self) -> str:
+        """Returns ""."""
+        return ""
+
+    def versions(self) -> dict[str, str]:
+        """Returns nothing."""
+        return {}
+
+
+def installed_probe() -> Probe:
+    """Returns the probe of the framework that is installed."""
+    try:
+        from halfstep.torch import Probe as TorchProbe
+    except ImportError:
+        return NoProbe()
+    return TorchProbe()
+
+
+def processor_name() -> str:
+    """Returns the name of the processor and how many cores this process may use."""
+    cores = os.process_cpu_count() if hasattr(os, "process_cpu_count") else os.cpu_count()
+    return f"{_model_name() or platform.machine()} ({cores} cores)"
+
+
+def _model_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "")

@@ -1,0 +1,95 @@
+"""Turns the events of a training script into the messages that the parent reads."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from halfstep.run._probe import Probe, SavedBytes
+
+_PERIOD_SECONDS = 0.25
+
+Send = Callable[[dict[str, Any]], None]
+
+
+class Recorder:
+    """Listens to the events of this process and sends them on in batches.
+
+    Losses and step records are kept as they come and read a few times a second, so that an
+    accelerator is not waited for at each step.
+
+    Args:
+        probe: What measures.
+        send: Receives one message at a time, JSON types only.
+        clock: What the time is, in seconds.
+    """
+
+    def __init__(
+        self, probe: Probe, send: Send, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._probe, self._send, self._clock = probe, send, clock
+        self._handlers = {
+            "loss": self._on_loss,
+            "step": self._on_step,
+            "update": self._on_update,
+            "metric": self._on_metric,
+        }
+        self._losses: list[Any] = []
+        self._records: list[tuple[int, Any]] = []
+        self._marks: list[Any] = []
+        self._scale: Any = None
+        self._updates = 0
+        self._counting = contextlib.ExitStack()
+        self._counted: SavedBytes | None = None
+        self._flushed, self._process = clock(), os.getpid()
+
+    def __call__(self, event: str, values: dict[str, Any]) -> None:
+        """Takes one event; those of forked workers are not this run's."""
+        handler = self._handlers.get(event)
+        if handler is None or os.getpid() != self._process:
+            return
+        handler(**values)
+        if self._clock() - self._flushed >= _PERIOD_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends what came since the last time."""
+        self._send(
+            {
+                "kind": "batch",
+                "losses": self._probe.floats(self._losses),
+                "step_seconds": self._probe.seconds(self._marks),
+                "skipped": [[step, each.reason] for step, each in self._records if each.skipped],
+                "steps": self._updates,
+                "scale": None if self._scale is None else self._probe.floats([self._scale])[0],
+            }
+        )
+        self._losses, self._records, self._marks = [], [], self._marks[-1:]
+        self._flushed = self._clock()
+
+    def _on_loss(self, value: Any) -> None:
+        self._losses.append(self._probe.snapshot(value))
+
+    def _on_step(self, record: Any) -> None:
+        self._records.append((self._updates + 1, record))
+
+    def _on_update(self, scale: Any) -> None:
+        self._marks.append(self._probe.tick())
+        self._scale = self._probe.snapshot(scale)
+        self._updates += 1
+        self._count_saved_bytes()
+
+    def _on_metric(self, name: str, value: float) -> None:
+        self._send({"kind": "metric", "name": name, "value": float(value), "step": self._updates})
+
+    def _count_saved_bytes(self) -> None:
+        """Counts during the second step: the first one also makes what all later steps share."""
+        if self._updates == 1:
+            self._counted = self._counting.enter_context(self._probe.saved_bytes())
+        elif self._updates == 2:
+            self._counting.close()
+            if self._counted is not None:
+                self._send(
+                    {"kind": "saved", "saved_bytes": self._counted.bytes, "measured_step": 0}
+                )

@@ -1,0 +1,162 @@
+"""What one run of a script under one policy gave, and its JSON form."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from statistics import median
+from typing import Any, NamedTuple, Self
+
+_WARM_UP_STEPS = 10
+_LAST_FRACTION = 10
+
+
+class Skip(NamedTuple):
+    """A step whose update was not applied, counted from 1."""
+
+    step: int
+    reason: str
+
+
+class MetricValue(NamedTuple):
+    """A number that the script reported, and the number of steps that were done by then."""
+
+    name: str
+    value: float
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What one process, one policy and one seed gave.
+
+    Args:
+        policy: The policy's text, as the user wrote it.
+        seed: What the random generators were seeded with.
+        exit_code: What the process returned; negative is the signal that ended it.
+        error: Why the run failed, "" where it did not.
+        steps: How often `scaler.update()` was called.
+        losses: Each loss that was scaled, in order.
+        step_seconds: The time from each `update` to the next one.
+        measured_step: The index in `step_seconds` of the step in which the bytes saved for
+            backward were counted, which is slower for it; -1 where none was.
+        skipped: The steps that were not applied.
+        scale: The last scale; None where there was no step.
+        metrics: Every value that was given to `halfstep.metric`.
+        saved_bytes: Bytes kept for backward in one step, None where they were not counted.
+        peak_memory: The most bytes in use, None where this system does not tell.
+        peak_memory_kind: What `peak_memory` counts.
+        seconds: How long the process took, its start included.
+        device: What the run computed on.
+        date: When it started, ISO 8601, UTC.
+        versions: (name, version) of Python and the libraries.
+    """
+
+    policy: str
+    seed: int
+    exit_code: int = 0
+    error: str = ""
+    steps: int = 0
+    losses: tuple[float, ...] = ()
+    step_seconds: tuple[float, ...] = ()
+    measured_step: int = -1
+    skipped: tuple[Skip, ...] = ()
+    scale: float | None = None
+    metrics: tuple[MetricValue, ...] = ()
+    saved_bytes: int | None = None
+    peak_memory: int | None = None
+    peak_memory_kind: str = ""
+    seconds: float = 0.0
+    device: str = ""
+    date: str = ""
+    versions: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the script ended with an error."""
+        return self.exit_code != 0 or bool(self.error)
+
+    @property
+    def name(self) -> str:
+        """The policy and the seed, for a person."""
+        return f"{self.policy} seed {self.seed}"
+
+    @property
+    def first_loss(self) -> float | None:
+        """The loss of the first step."""
+        return self.losses[0] if self.losses else None
+
+    @property
+    def last_loss(self) -> float | None:
+        """The mean of the last tenth of the losses: one batch's loss says little.
+
+        Example:
+            >>> RunResult(policy="float32", seed=0, losses=(9.0,) * 18 + (2.0, 1.0)).last_loss
+            1.5
+        """
+        if not self.losses:
+            return None
+        tail = self.losses[-max(1, len(self.losses) // _LAST_FRACTION) :]
+        return sum(tail) / len(tail)
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """One over the median step time, warm-up and the measured step left out.
+
+        Example:
+            >>> times = (9.0, 9.0, 1.0, 1.0, 1.0)
+            >>> RunResult(policy="float32", seed=0, step_seconds=times).steps_per_second
+            1.0
+        """
+        times = [seconds for i, seconds in enumerate(self.step_seconds) if i != self.measured_step]
+        steady = times[min(_WARM_UP_STEPS, len(times) // 2) :]
+        middle = median(steady) if steady else 0.0
+        return 1 / middle if middle > 0 else None
+
+    @property
+    def last_metrics(self) -> dict[str, float]:
+        """The last value of each metric, in the order in which they were first reported."""
+        return {metric.name: metric.value for metric in self.metrics}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the run as JSON types; Inf and NaN, which JSON lacks, as text."""
+        values = {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+        return values | {"versions": dict(self.versions)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Returns the run that `to_dict` wrote.
+
+        Example:
+            >>> run = RunResult(policy="float32", seed=0, losses=(1.0, float("inf")))
+            >>> RunResult.from_dict(run.to_dict()) == run
+            True
+        """
+        return cls(**{name: _READERS.get(name, _same)(value) for name, value in data.items()})
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _floats(values: list[float | str]) -> tuple[float, ...]:
+    return tuple(map(float, values))
+
+
+_READERS = {
+    "losses": _floats,
+    "step_seconds": _floats,
+    "skipped": lambda rows: tuple(Skip(**row) for row in rows),
+    "metrics": lambda rows: tuple(
+        MetricValue(row["name"], float(row["value"]), row["step"]) for row in rows
+    ),
+    "scale": lambda value: None if value is None else float(value),
+    "versions": lambda names: tuple(names.items()),
+}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Skip | MetricValue):
+        return {name: _plain(item) for name, item in value._asdict().items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

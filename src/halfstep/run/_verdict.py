@@ -1,0 +1,178 @@
+"""What a comparison means, in words."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from halfstep.report import number
+from halfstep.run._summary import Summary, mean, spread
+
+_ALIKE = 0.05  # a difference in speed or memory below this is not worth a word
+_MANY_SKIPS = 0.1
+_ENOUGH_SEEDS = 3
+_FINAL_LOSS = "final loss"
+_BETTER_HIGH = ("acc", "f1", "auc", "precision", "recall", "bleu", "psnr", "reward")
+_BETTER_LOW = ("loss", "error", "perplexity", "ppl", "mae", "mse", "rmse", "wer", "cer", "fid")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How one quantity of a policy compares with the first policy's.
+
+    Args:
+        text: The comparison in words.
+        worse: Whether it is worse by more than chance explains.
+    """
+
+    text: str
+    worse: bool = False
+
+
+def verdict(first: Summary, other: Summary) -> str:
+    """Returns what there is to say for and against a policy, compared with the first one."""
+    if not other.trained:
+        return _nothing_to_judge(other)
+    if not first.trained:
+        return f"nothing to compare with: {first.policy} gave no result"
+    found = list(agreements(first, other))
+    costs = f"{_speed(first, other)}, {_saved(first, other)}"
+    agreed = "; ".join([agreement.text for agreement in found] + list(_remarks(other)))
+    if any(agreement.worse for agreement in found):
+        return f"keep {first.policy}: {agreed}; {costs}"
+    if _gains_nothing(first, other):
+        reason = f"{other.policy} is {_speed(first, other)}{_saves_nothing(first, other)}"
+        return f"no gain on this machine: keep {first.policy}, because {reason}; {agreed}"
+    return f"{costs}; {agreed}"
+
+
+def agreements(first: Summary, other: Summary) -> Iterator[Agreement]:
+    """Yields the comparison of each metric, of the final loss where there is no metric."""
+    shared = [name for name in first.metric_names if name in other.metric_names]
+    for name in shared:
+        yield agreement(name, first.metric(name), other.metric(name), first.policy)
+    if not shared and first.last_losses and other.last_losses:
+        yield agreement(_FINAL_LOSS, first.last_losses, other.last_losses, first.policy)
+
+
+def agreement(
+    name: str, firsts: Sequence[float], others: Sequence[float], first_policy: str
+) -> Agreement:
+    """Judges a difference of means by how much the first policy's own seeds differ.
+
+    Args:
+        name: What the values are.
+        firsts: The first policy's values, one per seed.
+        others: The values of the policy that is judged.
+        first_policy: The first policy's name.
+
+    Example:
+        >>> agreement("accuracy", [0.970, 0.972, 0.971], [0.970, 0.971, 0.972], "float32").text
+        'accuracy within run-to-run noise (0.2 points over 3 seeds)'
+    """
+    if not all(map(math.isfinite, firsts)):
+        return Agreement(f"nothing to compare with: {name} of {first_policy} is not finite")
+    if not all(map(math.isfinite, others)):
+        broken = sum(not math.isfinite(value) for value in others)
+        return Agreement(f"{name} is not finite in {broken} of {len(others)} runs", worse=True)
+    difference, noise = _mean(others) - _mean(firsts), spread(firsts)
+    by = _amount(name, abs(difference), [*firsts, *others])
+    if len(firsts) < 2:
+        return Agreement(_without_noise(name, difference, by))
+    if noise == 0:
+        return Agreement(_without_spread(name, difference, by, first_policy))
+    limits = f"({_amount(name, noise, firsts)} over {len(firsts)} seeds)"
+    if abs(difference) <= noise:
+        return Agreement(f"{name} within run-to-run noise {limits}")
+    direction = _direction(name, difference)
+    return Agreement(
+        f"{name} {direction} by {by}, beyond run-to-run noise {limits}", direction != "better"
+    )
+
+
+def _without_noise(name: str, difference: float, by: str) -> str:
+    advice = f"noise unknown: run with --seeds {_ENOUGH_SEEDS}"
+    if difference == 0:
+        return f"the same {name} ({advice})"
+    return f"{name} {_direction(name, difference)} by {by} ({advice})"
+
+
+def _without_spread(name: str, difference: float, by: str, first_policy: str) -> str:
+    if difference == 0:
+        return f"the same {name}"
+    return (
+        f"{name} {_direction(name, difference)} by {by} (noise unknown: every seed gives "
+        f"{first_policy} the same {name}; the script may seed itself)"
+    )
+
+
+def _direction(name: str, difference: float) -> str:
+    words = name.lower()
+    up = difference > 0
+    if any(word in words for word in _BETTER_LOW):
+        return "worse" if up else "better"
+    if any(word in words for word in _BETTER_HIGH):
+        return "better" if up else "worse"
+    return "higher" if up else "lower"
+
+
+def _amount(name: str, difference: float, values: Sequence[float]) -> str:
+    """Returns a difference, in percentage points where the values are fractions of successes."""
+    if "acc" in name.lower() and all(0 <= value <= 1 for value in values):
+        return f"{100 * difference:.2g} points"
+    return number(difference, digits=2)
+
+
+def _nothing_to_judge(other: Summary) -> str:
+    if other.failed:
+        return f"failed in {len(other.failed)} of {len(other.runs)} runs"
+    return "no training step was seen"
+
+
+def _gains_nothing(first: Summary, other: Summary) -> bool:
+    speed = _ratio(other.steps_per_second, first.steps_per_second)
+    saved = _ratio(other.saved_bytes, first.saved_bytes)
+    if speed is None and saved is None:
+        return False
+    return (speed or 0.0) < 1 + _ALIKE and (1.0 if saved is None else saved) > 1 - _ALIKE
+
+
+def _speed(first: Summary, other: Summary) -> str:
+    ratio = _ratio(other.steps_per_second, first.steps_per_second)
+    if ratio is None:
+        return "speed unknown (too few steps)"
+    if abs(ratio - 1) < _ALIKE:
+        return "as fast"
+    return f"{ratio:.2g}x faster" if ratio > 1 else f"{1 / ratio:.2g}x slower"
+
+
+def _saved(first: Summary, other: Summary) -> str:
+    ratio = _ratio(other.saved_bytes, first.saved_bytes)
+    if ratio is None:
+        return "bytes saved for backward unknown"
+    if abs(ratio - 1) < _ALIKE:
+        return "as much saved for backward"
+    return f"{abs(ratio - 1):.0%} {'less' if ratio < 1 else 'more'} saved for backward".replace(
+        "%", " %"
+    )
+
+
+def _saves_nothing(first: Summary, other: Summary) -> str:
+    if other.saved_bytes is None or first.saved_bytes is None:
+        return ""
+    more = other.saved_bytes > (1 + _ALIKE) * first.saved_bytes
+    return f" with {_saved(first, other)}" if more else " and saves no memory for backward"
+
+
+def _remarks(other: Summary) -> Iterator[str]:
+    if other.skipped > _MANY_SKIPS * other.steps:
+        yield f"{other.skipped} of {other.steps} steps skipped"
+    if other.failed:
+        yield f"{len(other.failed)} of {len(other.runs)} runs failed"
+
+
+def _ratio(value: float | None, reference: float | None) -> float | None:
+    return None if value is None or not reference else value / reference
+
+
+def _mean(values: Sequence[float]) -> float:
+    return mean(values) or 0.0

@@ -1,0 +1,91 @@
+"""What a comparison of runs asks of PyTorch: seeds, times, memory."""
+
+import contextlib
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+
+class Probe:
+    """Measures a training script without slowing the device down.
+
+    Nothing here waits for an accelerator except `floats` and `seconds`, which are called on
+    many values at once.
+
+    Example:
+        >>> probe = Probe()
+        >>> probe.floats([probe.snapshot(torch.tensor(2.0)), 3.0])
+        [2.0, 3.0]
+    """
+
+    def seed(self, seed: int) -> None:
+        """Seeds the generators of every device."""
+        torch.manual_seed(seed)
+
+    def snapshot(self, value: Any) -> Any:
+        """Returns a detached copy of a tensor, and anything else as it is.
+
+        A copy, because a captured graph writes each step's loss to the same memory.
+        """
+        return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+    def floats(self, values: Sequence[Any]) -> list[float]:
+        """Returns snapshots as floats, with one wait per device instead of one per value."""
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        numbers = iter(_read(tensors))
+        return [
+            next(numbers) if isinstance(value, torch.Tensor) else float(value) for value in values
+        ]
+
+    def tick(self) -> Any:
+        """Returns the time, on the device's own clock where CUDA is in use."""
+        if not torch.cuda.is_initialized():
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, marks: Sequence[Any]) -> list[float]:
+        """Returns the time from each mark to the next one on the same clock."""
+        events = [mark for mark in marks if isinstance(mark, torch.cuda.Event)]
+        if events:
+            events[-1].synchronize()
+            return [a.elapsed_time(b) / 1e3 for a, b in pairwise(events)]
+        return [after - before for before, after in pairwise(marks)]
+
+    def saved_bytes(self) -> contextlib.AbstractContextManager[Any]:
+        """Counts the bytes kept for backward within the block."""
+        from halfstep.torch import saved_bytes
+
+        return saved_bytes()
+
+    def peak_memory(self) -> tuple[int, str] | None:
+        """Returns the most bytes that PyTorch held on all CUDA devices, None without CUDA."""
+        if not torch.cuda.is_initialized():
+            return None
+        devices = range(torch.cuda.device_count())
+        return sum(map(torch.cuda.max_memory_allocated, devices)), "allocated on CUDA"
+
+    def device(self) -> str:
+        """Returns the name of the current CUDA device, "" where CUDA is not in use."""
+        return torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""
+
+    def versions(self) -> dict[str, str]:
+        """Returns PyTorch's version."""
+        return {"torch": str(torch.__version__)}
+
+
+def _read(tensors: Sequence[torch.Tensor]) -> list[float]:
+    by_device: dict[torch.device, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        by_device.setdefault(tensor.device, []).append(index)
+    numbers = [0.0] * len(tensors)
+    for indices in by_device.values():
+        # The mean, because a loss of several elements is scaled and summed later.
+        batch = torch.stack([tensors[index].float().mean() for index in indices])
+        for index, number in zip(indices, batch.tolist(), strict=True):
+            numbers[index] = number
+    return numbers
