@@ -1,6 +1,5 @@
 """What a run tells whoever listens: losses, steps, scale changes and metrics."""
 
-import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -53,12 +52,25 @@ def _unsubscribe(entry: Callback) -> None:
 
 
 def listening() -> bool:
-    """Returns whether anybody subscribed, so that costly values need not be made for nobody."""
+    """Returns whether anybody subscribed, so that costly values need not be made for nobody.
+
+    Example:
+        >>> listening()
+        False
+    """
     return bool(_callbacks)
 
 
 def emit(event: str, /, **values: Any) -> None:
-    """Hands an event to every subscriber, in the order of their subscriptions."""
+    """Hands an event to every subscriber, in the order of their subscriptions.
+
+    Args:
+        event: The name of the event, such as "loss", "step", "update" or "metric".
+        values: What there is to say about it.
+
+    Example:
+        >>> emit("loss", value=0.5)
+    """
     for callback in _callbacks:
         callback(event, values)
 
@@ -80,11 +92,10 @@ def metric(name: str, value: float) -> None:
 
 def _as_float(name: str, value: Any) -> float:
     try:
-        number = math.nan if isinstance(value, (bool, str, bytes)) else float(value)
-    except (TypeError, ValueError):
-        number = None
-    if number is None or isinstance(value, (bool, str, bytes)):
-        raise UsageError(
-            f"The metric {name!r} needs a number, got {value!r}. Pass a float or a 0-dim tensor."
-        )
-    return number
+        if not isinstance(value, (bool, str, bytes)):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        pass
+    raise UsageError(
+        f"The metric {name!r} needs a number, got {value!r}. Pass a float or a 0-dim tensor."
+    )

@@ -63,6 +63,8 @@ def read(text: str) -> tuple[str, tuple[Rule, ...]]:
         >>> read("none + softmax=full")[1][0].action
         'full'
     """
+    if not isinstance(text, str):
+        raise RuleError(f"Rules needs a text, got {text!r}. Write 'halfstep-1'.")
     reader = _Reader(text)
     base = reader.word("the name of a rule set")
     edits = []
@@ -88,7 +90,7 @@ def _read_limits(reader: "_Reader") -> dict[str, str]:
         if key not in LIMITS:
             reader.fail(f"a limit among {', '.join(LIMITS)}", key, suggestion(key, LIMITS))
         if key in limits:
-            reader.fail("each limit once", f"{key} twice", " Remove one of them.")
+            reader.fail("each limit once", key, " Remove the second one.")
         reader.symbol("=", f"after {key!r}")
         limits[key] = reader.value(f"a value for {key!r}")
     return limits

@@ -32,5 +32,10 @@ def override_policy(policy: Policy | str) -> Iterator[Policy]:
 
 
 def overriding_policy() -> Policy | None:
-    """Returns the policy that wins at the moment, or None."""
+    """Returns the policy that wins at the moment, or None.
+
+    Example:
+        >>> overriding_policy() is None
+        True
+    """
     return _overriding

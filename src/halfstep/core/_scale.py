@@ -187,13 +187,13 @@ class LossScale:
             4
         """
         kind, arguments = _kind(text)
-        first = {"init_scale": arguments.pop(0)} if kind == "static" and arguments else {}
-        fixed = _FIXED[kind]
-        free = [name for name in _fields.names(cls) if name not in fixed and name not in first]
-        given = first | pairs(arguments, free, ScaleError, f"The scale {text!r}")
-        if kind == "static" and not first:
+        if kind == "static" and arguments and "=" not in arguments[0]:
+            arguments[0] = f"init_scale={arguments[0]}"
+        free = [name for name in _fields.names(cls) if name not in _FIXED[kind]]
+        given = pairs(arguments, free, ScaleError, f"The scale {text!r}")
+        if kind == "static" and "init_scale" not in given:
             raise ScaleError(f"A static scale needs a value, got {text!r}. Write static(1024.0).")
-        return cls(**fixed | {name: _number(word) for name, word in given.items()})
+        return cls(**_FIXED[kind] | {name: _number(word) for name, word in given.items()})
 
     def __str__(self) -> str:
         shown = [repr(self.init_scale)] if self.kind == "static" else []

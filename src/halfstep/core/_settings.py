@@ -39,7 +39,7 @@ def _scale(name: str, value: float) -> float:
 
 def _finite(name: str, value: Any) -> float:
     number = math.nan
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+    if not isinstance(value, bool) and isinstance(value, numbers.Real):
         with contextlib.suppress(OverflowError):
             number = float(value)
     if not math.isfinite(number):
@@ -50,7 +50,7 @@ def _finite(name: str, value: Any) -> float:
 
 
 def _whole(name: str, value: Any) -> int:
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ScaleError(
             f"LossScale needs {name} to be a whole number, got {value!r}. Write an int."
         )

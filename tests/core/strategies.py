@@ -1,0 +1,69 @@
+"""Random but valid values of everything in core."""
+
+import dataclasses
+
+from hypothesis import strategies as st
+
+from halfstep.core import ACTIONS, FAMILIES, LossScale, Policy, Rule, Rules
+from halfstep.core._formats import COMPUTE_DTYPES
+
+WORDS = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,6}", fullmatch=True)
+OPERATIONS = st.builds("{}::{}".format, WORDS, WORDS)
+TARGETS = st.sampled_from(FAMILIES) | OPERATIONS | st.builds("{}.{}".format, OPERATIONS, WORDS)
+PATTERNS = st.text(max_size=8).map(str.strip) | st.sampled_from(["", "head.*", "layers.[0-3].*"])
+
+RULES_ROWS = st.builds(
+    Rule,
+    target=TARGETS,
+    action=st.sampled_from(ACTIONS),
+    reason=st.text(min_size=1, max_size=12).filter(str.strip),
+    where=PATTERNS,
+    device=st.sampled_from(["", "cpu", "cuda", "mps"]),
+    dtype=st.sampled_from(["", *COMPUTE_DTYPES]),
+)
+
+RULES = st.builds(
+    Rules,
+    base=st.sampled_from(Rules.names()),
+    edits=st.lists(RULES_ROWS, max_size=4, unique_by=lambda rule: rule.key).map(tuple),
+)
+
+
+@st.composite
+def loss_scales(draw, **fixed):
+    low, middle, high = sorted(
+        draw(st.lists(st.floats(2.0**-126, 2.0**127), min_size=3, max_size=3)),
+    )
+    settings = {
+        "init_scale": middle,
+        "min_scale": low,
+        "max_scale": high,
+        "growth_factor": draw(st.floats(1.0, 1e6)),
+        "backoff_factor": draw(st.floats(1e-6, 0.999)),
+        "growth_interval": draw(st.integers(1, 5)),
+        "hysteresis": draw(st.integers(1, 4)),
+    }
+    kept = draw(st.sets(st.sampled_from(["growth_factor", "growth_interval", "hysteresis"])))
+    return LossScale(**{key: settings[key] for key in settings if key not in kept} | fixed)
+
+
+LOSS_SCALES = (
+    loss_scales()
+    | st.builds(LossScale.static, st.floats(2.0**-16, 2.0**127))
+    | st.sampled_from([LossScale(), LossScale.none(), LossScale.static(1024.0)])
+)
+
+POLICIES = st.builds(
+    Policy,
+    param_dtype=st.sampled_from(COMPUTE_DTYPES),
+    compute_dtype=st.sampled_from(COMPUTE_DTYPES),
+    output_dtype=st.sampled_from(COMPUTE_DTYPES),
+    rules=RULES,
+    scale=LOSS_SCALES,
+) | st.sampled_from([Policy.named(name) for name in Policy.names()])
+
+STEPS = st.lists(st.booleans(), max_size=60)
+
+
+def field_names(value):
+    return [field.name for field in dataclasses.fields(value)]
