@@ -26,7 +26,12 @@ def test_importing_loads_no_framework_and_nothing_heavy(module):
     assert loaded_by(module, FRAMEWORKS + HEAVY) == []
 
 
-def test_the_test_above_can_fail():
+@pytest.mark.parametrize("module", ["halfstep.cli", "halfstep.run", "halfstep.report"])
+def test_importing_the_command_line_loads_no_framework(module):
+    assert loaded_by(module, FRAMEWORKS) == []
+
+
+def test_the_tests_above_can_fail():
     assert loaded_by("numpy", HEAVY) == ["numpy"]
     pytest.importorskip("torch")
     assert "torch" in loaded_by("torch", FRAMEWORKS)

@@ -27,6 +27,7 @@ def test_split_loses_nothing_but_separators_and_blanks(text):
         (r'"a\", b", c', [r'"a\", b"', "c"]),
         ('"(", a', ['"("', "a"]),
         ("a), b", ["a)", "b"]),
+        ("a), (b, c)", ["a)", "(b, c)"]),
         ('"open, a', ['"open, a']),
         ("", [""]),
     ],

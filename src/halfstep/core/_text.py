@@ -29,8 +29,8 @@ def split(text: str, separator: str = ",") -> list[str]:
     """
     pieces, depth = [""], 0
     for unit in _UNIT.findall(text):
-        depth += (unit in "([") - (unit in ")]")
-        if unit == separator and depth <= 0:
+        depth = max(0, depth + (unit in "([") - (unit in ")]"))
+        if unit == separator and not depth:
             pieces.append("")
         else:
             pieces[-1] += unit
