@@ -1,0 +1,194 @@
+"""The five actions of the rules, carried out on the arguments of one call."""
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from halfstep.core import Rule
+from halfstep.errors import RefusedOperationError
+from halfstep.torch._dtypes import name_of
+from halfstep.torch._ops import Operation
+
+_NARROW = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_HAS_FLAG = ("cpu", "cuda", "mps", "xpu", "mtia", "maia", "ipu", "xla")
+
+
+class Cache(Protocol):
+    """What makes or remembers a cast."""
+
+    def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns the tensor in another dtype."""
+
+
+class Casts:
+    """Casts for one device and one compute dtype.
+
+    Args:
+        device_type: Tensors elsewhere are left alone.
+        low: The compute dtype.
+        cache: Where the low copies of weights are kept.
+    """
+
+    def __init__(self, device_type: str, low: torch.dtype, cache: Cache) -> None:
+        self.low = low
+        self.is_here = on_device(device_type)
+        self._cache = cache
+
+    def one(self, value: Any, dtype: torch.dtype) -> Any:
+        """Returns a tensor, or each tensor of a list, in `dtype`; other values as they are."""
+        if isinstance(value, Tensor):
+            if value.dtype is dtype or value.dtype not in _NARROW or not self.is_here(value):
+                return value
+            return self.make(value, dtype)
+        if type(value) in (list, tuple):
+            return [self.one(item, dtype) for item in value]
+        return value
+
+    def make(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """Makes one cast."""
+        return self._cache.cast(tensor, dtype)
+
+    def all(self, values: Sequence[Any], dtype: torch.dtype) -> list[Any]:
+        """Returns the positional arguments with every tensor in `dtype`."""
+        return [self.one(value, dtype) for value in values]
+
+    def named(self, values: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+        """Returns the keyword arguments with every tensor in `dtype`."""
+        return {key: self.one(value, dtype) for key, value in values.items()}
+
+    def widest(self, values: Sequence[Any]) -> torch.dtype | None:
+        """Returns the widest float dtype among the tensors of this device, or None."""
+        widest: torch.dtype | None = None
+        for tensor in tensors_of(values):
+            if tensor.is_floating_point() and self.is_here(tensor):
+                widest = (
+                    tensor.dtype if widest is None else torch.promote_types(widest, tensor.dtype)
+                )
+        return widest
+
+
+def on_device(device_type: str) -> Callable[[Tensor], bool]:
+    """Returns the quickest test of whether a tensor lives on a type of device."""
+    if device_type in _HAS_FLAG:
+        return operator.attrgetter(f"is_{device_type}")
+    return lambda tensor: tensor.device.type == device_type
+
+
+def tensors_of(values: Sequence[Any]) -> list[Tensor]:
+    """Returns the tensors among the arguments, those in lists included."""
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif type(value) in (list, tuple):
+            found += tensors_of(value)
+    return found
+
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Runner = Callable[[Any, Args, Kwargs, Casts], Any]
+
+
+def _lower(op: Any, args: Args, kwargs: Kwargs, casts: Casts) -> Any:
+    return op(*casts.all(args, casts.low), **casts.named(kwargs, casts.low))
+
+
+def _full(op: Any, args: Args, kwargs: Kwargs, casts: Casts) -> Any:
+    return op(*casts.all(args, torch.float32), **casts.named(kwargs, torch.float32))
+
+
+def _full_by_dtype(op: Any, args: Args, kwargs: Kwargs, casts: Casts) -> Any:
+    """Asks for a float32 result, unless the caller asked for a dtype."""
+    first, place = args[0], _place_of_dtype(op)
+    asked = kwargs.get("dtype") if len(args) <= place else args[place]
+    if asked is not None or first.dtype not in _NARROW or not casts.is_here(first):
+        return op(*args, **kwargs)
+    return op(*args[:place], **{**kwargs, "dtype": torch.float32})
+
+
+@functools.cache
+def _place_of_dtype(op: Any) -> int:
+    return [argument.name for argument in op._schema.arguments].index("dtype")
+
+
+def _widest(op: Any, args: Args, kwargs: Kwargs, casts: Casts) -> Any:
+    widest = casts.widest([*args, *kwargs.values()])
+    if widest is None:
+        return op(*args, **kwargs)
+    return op(*casts.all(args, widest), **casts.named(kwargs, widest))
+
+
+def _like_first(op: Any, args: Args, kwargs: Kwargs, casts: Casts) -> Any:
+    """Casts the other tensors to the dtype of the first, which is written to or decides."""
+    dtype = args[0].dtype
+    if not dtype.is_floating_point:
+        return op(*args, **kwargs)
+    return op(*casts.all(args, dtype), **casts.named(kwargs, dtype))
+
+
+def _keep(op: Any, args: Args, kwargs: Kwargs, casts: Casts) -> Any:
+    return op(*args, **kwargs)
+
+
+def _saturate(op: Any, args: Args, kwargs: Kwargs, casts: Casts) -> Any:
+    """Brings a constant such as -1e9 to the nearest value that the tensor's dtype can hold."""
+    tensor, mask, value, *rest = (*args, *kwargs.values())
+    if isinstance(value, float | int) and tensor.is_floating_point() and abs(value) != float("inf"):
+        limits = torch.finfo(tensor.dtype)
+        value = min(max(value, limits.min), limits.max)
+    return op(tensor, mask, casts.one(value, tensor.dtype), *rest)
+
+
+def _lower_result(op: Any, args: Args, kwargs: Kwargs, casts: Casts) -> Any:
+    return casts.one(op(*args, **kwargs), casts.low)
+
+
+_RUNNERS: dict[tuple[str, str], Runner] = {
+    ("lower", "inputs"): _lower,
+    ("lower", "dtype"): _lower,
+    ("lower", "follow"): _lower,
+    ("lower", "fill"): _lower,
+    ("lower", "result"): _lower_result,
+    ("full", "inputs"): _full,
+    ("full", "dtype"): _full_by_dtype,
+    ("full", "follow"): _full,
+    ("full", "fill"): _full,
+    ("full", "result"): _full,
+    ("keep", "follow"): _like_first,
+    ("keep", "fill"): _saturate,
+}
+
+
+def runner(rule: Rule | None, operation: Operation) -> Runner:
+    """Returns what carries a rule out on an operation; no rule means `keep`.
+
+    Args:
+        rule: The row that decides, or None.
+        operation: The overload that it decides about.
+    """
+    action = "keep" if rule is None else rule.action
+    if action == "refuse":
+        return _refusal(rule, operation)
+    if operation.technique == "written" and action != "keep":
+        return _like_first
+    if action == "widest":
+        return _widest
+    return _RUNNERS.get((action, operation.technique if rule else ""), _keep)
+
+
+def _refusal(rule: Rule | None, operation: Operation) -> Runner:
+    reason = rule.reason if rule else ""
+
+    def refuse(op: Any, args: Args, kwargs: Kwargs, casts: Casts) -> Any:
+        given = ", ".join(name_of(tensor.dtype) for tensor in tensors_of(args))
+        raise RefusedOperationError(
+            f"The rules refuse {operation.base} inside autocast, got ({given}). {reason} "
+            "Or run it in autocast(..., enabled=False) on float32 tensors."
+        )
+
+    return refuse

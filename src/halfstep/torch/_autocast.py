@@ -1,0 +1,201 @@
+"""The region in which operations run in the precision that the rules choose."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
+
+import torch
+
+from halfstep.core import Policy, Rules, overriding_policy
+from halfstep.errors import PolicyError, UsageError
+from halfstep.torch import _state
+from halfstep.torch._devices import check_device, default_device
+from halfstep.torch._dtypes import COMPUTE, NAMES, compute_dtype, name_of
+from halfstep.torch._explain import Explanation, Observer
+from halfstep.torch._tables import Scope, table
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class _Settings(NamedTuple):
+    """What a region enters with: constants, so that a compiled graph can hold them."""
+
+    device_type: str
+    dtype: torch.dtype
+    enabled: bool
+    cached: bool
+    rules: str
+
+
+class autocast:  # noqa: N801 - the name that users of torch.autocast know
+    """A region in which each operation runs in the precision that the rules choose.
+
+    Replaces `torch.autocast` (and accepts the call forms of `torch.cuda.amp.autocast`). It differs
+    where that one is wrong: the rules can be edited, mean the same on every device and do not
+    change with an upgrade; an instance can be entered again while it is entered; the copies of
+    weights follow an optimizer step inside the region; a compiled backward runs outside of it.
+
+    Args:
+        device_type: Such as "cuda" or "cpu". Default: the accelerator in use, else the CPU.
+        dtype: The low dtype, `torch.float16` or `torch.bfloat16`; `torch.float32` is the same as
+            `enabled=False`. Default: PyTorch's for the device (CPU bfloat16, CUDA float16).
+        enabled: Whether operations are cast; `False` makes an island inside another region.
+        cache_enabled: Whether each weight is cast once per region instead of at each use.
+            Default: yes, unless PyTorch's own kernels do all the work (`rules="torch-2.13"` on
+            CUDA, `rules="torch-2.13-cpu"` on CPU).
+        rules: A rule set or its text, such as "torch-2.13" or "halfstep-1 + softmax=full".
+        policy: A policy or its text, instead of `dtype` and `rules`.
+
+    Raises:
+        UsageError: The device type is unknown or not there, or arguments contradict each other.
+        PolicyError: The dtype or the policy is not one that operations can run in.
+        RuleError: The rules name an operation that does not exist.
+
+    Example:
+        >>> layer, inputs = torch.nn.Linear(4, 2), torch.ones(1, 4)
+        >>> with autocast("cpu", dtype=torch.bfloat16):
+        ...     layer(inputs).dtype
+        torch.bfloat16
+        >>> with autocast("cpu", rules="halfstep-1 + matmul=full"):
+        ...     layer(inputs).dtype
+        torch.float32
+    """
+
+    def __init__(
+        self,
+        device_type: str | None = None,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+        *,
+        rules: Rules | str | None = None,
+        policy: Policy | str | None = None,
+    ) -> None:
+        if isinstance(device_type, bool):  # torch.cuda.amp.autocast(enabled, dtype, cache_enabled)
+            device_type, enabled, cache_enabled = None, device_type, enabled
+        self._settings = _settings(device_type, dtype, enabled, cache_enabled, rules, policy)
+
+    @property
+    def device(self) -> str:
+        """The type of device that the region is for."""
+        return self._settings.device_type
+
+    @property
+    def fast_dtype(self) -> torch.dtype:
+        """The low dtype; named as in `torch.autocast`."""
+        return self._settings.dtype
+
+    @property
+    def rules(self) -> Rules:
+        """The rules of the region."""
+        return Rules.parse(self._settings.rules)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether operations are cast."""
+        return self._settings.enabled
+
+    def __enter__(self) -> Self:
+        settings = self._settings
+        _state.enter(
+            settings.device_type,
+            settings.dtype,
+            settings.enabled,
+            settings.cached,
+            settings.rules,
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        _state.leave()
+        return False
+
+    def __call__(self, function: _Function) -> _Function:
+        """Decorates a function, whose body then runs inside the region."""
+        if not callable(function):
+            raise UsageError(
+                f"autocast(...) decorates a function, got {function!r}. "
+                "To run a block write `with autocast(...):`."
+            )
+
+        @functools.wraps(function)
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return inside  # type: ignore[return-value]
+
+    @contextlib.contextmanager
+    def explain(self) -> Iterator[Explanation]:
+        """Enters the region and records every operation that runs in it; slow, for looking.
+
+        Yields:
+            The record, which can be printed; it is complete when the region ends.
+
+        Example:
+            >>> layer, inputs = torch.nn.Linear(4, 2), torch.ones(1, 4)
+            >>> with autocast("cpu", dtype=torch.bfloat16).explain() as explanation:
+            ...     _ = layer(inputs).softmax(-1)
+            >>> [(row.operation, row.action) for row in explanation.rows]
+            [('aten::linear', 'lower'), ('aten::softmax', 'keep')]
+        """
+        explanation = Explanation()
+        observer = Observer(explanation)
+        with _state.observed(observer), self, observer:
+            yield explanation
+
+    def __repr__(self) -> str:
+        device_type, dtype, enabled, _, rules = self._settings
+        return f"autocast({device_type!r}, dtype={dtype}, enabled={enabled}, rules={rules!r})"
+
+
+@torch.compiler.assume_constant_result
+def _settings(
+    device_type: str | None,
+    dtype: torch.dtype | None,
+    enabled: bool,
+    cache_enabled: bool | None,
+    rules: Rules | str | None,
+    policy: Policy | str | None,
+) -> _Settings:
+    device = check_device(default_device() if device_type is None else device_type, enabled=enabled)
+    chosen = _policy(device, dtype, rules, policy)
+    low = compute_dtype(chosen.compute_dtype)
+    enabled = enabled and low is not torch.float32
+    if not enabled:
+        return _Settings(device, low, False, False, str(chosen.rules))
+    native = Scope(chosen.rules, device, chosen.compute_dtype, cached=False)
+    cached = bool(table(native).runners) if cache_enabled is None else cache_enabled
+    return _Settings(device, low, True, cached, str(chosen.rules))
+
+
+def _policy(
+    device: str, dtype: torch.dtype | None, rules: Rules | str | None, policy: Policy | str | None
+) -> Policy:
+    """Returns the policy that the arguments ask for, or the one that overrides them all."""
+    if policy is not None and (dtype is not None or rules is not None):
+        raise UsageError(
+            f"autocast needs either policy= or dtype= and rules=, got policy={policy!r}, "
+            f"dtype={dtype}, rules={rules!r}. Write the dtype and the rules into the policy."
+        )
+    asked = Policy.of(policy) if policy is not None else _as_policy(device, dtype, rules)
+    return overriding_policy() or asked
+
+
+def _as_policy(device: str, dtype: torch.dtype | None, rules: Rules | str | None) -> Policy:
+    low = torch.get_autocast_dtype(device) if dtype is None else dtype
+    if low not in NAMES:
+        given = name_of(low) if isinstance(low, torch.dtype) else repr(low)
+        raise PolicyError(
+            f"autocast needs dtype= one of {', '.join(map(str, COMPUTE.values()))}, got {given}. "
+            "float64 is never cast: leave such tensors as they are."
+        )
+    named = Rules.parse(rules) if isinstance(rules, str) else rules
+    return Policy(compute_dtype=NAMES[low], rules=Rules() if named is None else named)

@@ -1,0 +1,40 @@
+"""Which device a region is for, and which dtype it computes in unless told otherwise."""
+
+import torch
+
+from halfstep.errors import UsageError
+
+
+def default_device() -> str:
+    """Returns the type of the accelerator in use, or `cpu` where there is none.
+
+    Example:
+        >>> default_device() in ("cpu", "cuda", "mps", "xpu")
+        True
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return "cpu" if accelerator is None else accelerator.type
+
+
+def check_device(device_type: object, *, enabled: bool) -> str:
+    """Returns the device type if a region can run on it.
+
+    Raises:
+        UsageError: It is not a string such as "cuda", or this machine has no such device.
+    """
+    if not isinstance(device_type, str):
+        raise UsageError(
+            f"autocast needs a device type such as 'cuda' or 'cpu', got {device_type!r}. "
+            "Write autocast(tensor.device.type)."
+        )
+    if not torch.amp.is_autocast_available(device_type):
+        raise UsageError(
+            f"autocast needs a device type that PyTorch can autocast, got {device_type!r}. "
+            f"Write one of {', '.join(torch._C._autocast_supported_devices())}."
+        )
+    if enabled and device_type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(
+            "autocast('cuda') needs a CUDA device, and PyTorch sees none. Write autocast() for "
+            "the device at hand, autocast('cpu'), or enabled=False."
+        )
+    return device_type

@@ -1,0 +1,73 @@
+"""The kernels that carry the rules out, installed once per operation and process."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch.library import Library
+
+from halfstep.torch import _private
+from halfstep.torch._ops import Operation
+
+_Find = Callable[[tuple[Any, ...]], Any]
+
+
+class Kernels:
+    """The operations that have a kernel of ours.
+
+    A kernel stays installed: outside of a region no thread reaches it. Only what is installed for
+    an observation is removed again, because those operations are quicker without.
+
+    Args:
+        find: Returns the rules in force for the arguments of a call, or None.
+    """
+
+    def __init__(self, find: _Find) -> None:
+        self._find = find
+        self._installed: dict[str, Library] = {}
+        self._passing: set[str] = set()
+        self._lock = threading.Lock()
+
+    def install(self, operations: Iterable[Operation]) -> None:
+        """Installs the kernels of operations that have none yet, for good."""
+        with self._lock:
+            for operation in operations:
+                self._add(operation)
+                self._passing.discard(operation.name)
+
+    @contextlib.contextmanager
+    def installed(self, operations: Iterable[Operation]) -> Iterator[None]:
+        """Installs the kernels of operations until the block ends."""
+        with self._lock:
+            added = [operation.name for operation in operations if self._add(operation)]
+            self._passing.update(added)
+        try:
+            yield
+        finally:
+            with self._lock:
+                for name in self._passing.intersection(added):
+                    _private.uninstall(self._installed.pop(name))
+                self._passing.difference_update(added)
+
+    def _add(self, operation: Operation) -> bool:
+        if operation.name in self._installed:
+            return False
+        kernel = _kernel(operation, self._find)
+        self._installed[operation.name] = _private.install(operation.name, kernel)
+        return True
+
+
+def _kernel(operation: Operation, find: _Find) -> Callable[..., Any]:
+    overload = operation.overload
+
+    def kernel(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+        active = find(args)
+        runner = None if active is None else active.runner(operation)
+        if runner is None:
+            return overload.redispatch(keyset & _private.BELOW, *args, **kwargs)
+        with _private.without_autocast():
+            return active.run(runner, operation, args, kwargs)
+
+    _private.never_compile(kernel)
+    return kernel

@@ -1,0 +1,134 @@
+"""Every private name of PyTorch that halfstep uses, checked once at import.
+
+The rules run as kernels on a dispatch key of their own, `AutocastPrivateUse1`, the highest of the
+Autocast keys and the only one without a device of its own. A thread sees that key only while it is
+inside a halfstep region, so the kernels are invisible to everybody else, `torch.autocast` included.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from halfstep.errors import UnsupportedVersionError
+
+_NEEDED = (
+    "DispatchKey",
+    "DispatchKeySet",
+    "_ExcludeDispatchKeyGuard",
+    "_dispatch_has_kernel",
+    "_dispatch_has_kernel_for_dispatch_key",
+    "_dispatch_keyset_full_after",
+    "_dispatch_tls_is_dispatch_key_excluded",
+    "_dispatch_tls_is_dispatch_key_included",
+    "_dispatch_tls_set_dispatch_key_excluded",
+    "_dispatch_tls_set_dispatch_key_included",
+    "_get_privateuse1_backend_name",
+)
+SUPPORTED = "2.11 or later"
+
+_missing = [name for name in _NEEDED if not hasattr(torch._C, name)]
+if _missing:
+    raise UnsupportedVersionError(
+        f"halfstep.torch needs PyTorch {SUPPORTED}, got {torch.__version__}, which lacks "
+        f"torch._C.{_missing[0]}. Install a supported PyTorch, or a newer halfstep."
+    )
+
+KEY = "AutocastPrivateUse1"
+_DEVICE_KEYS = {
+    "cpu": "AutocastCPU",
+    "cuda": "AutocastCUDA",
+    "mps": "AutocastMPS",
+    "xpu": "AutocastXPU",
+    "hpu": "AutocastHPU",
+    "ipu": "AutocastIPU",
+    "mtia": "AutocastMTIA",
+    "maia": "AutocastMAIA",
+    "xla": "AutocastXLA",
+}
+
+
+def _all_autocast_keys() -> Any:
+    keys = [getattr(torch._C.DispatchKey, name, None) for name in (KEY, *_DEVICE_KEYS.values())]
+    keyset = torch._C.DispatchKeySet(keys[0])
+    for key in keys[1:]:
+        keyset = keyset if key is None else keyset.add(key)
+    return keyset
+
+
+_ALL = _all_autocast_keys()
+BELOW = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, KEY))
+_Guard = torch._C._ExcludeDispatchKeyGuard
+
+
+def without_autocast() -> Any:
+    """Returns a guard in which no autocast kernel runs, neither PyTorch's nor ours."""
+    return _Guard(_ALL)
+
+
+def region_is_visible() -> bool:
+    """Returns whether this thread's operations reach the kernels of the rules."""
+    return torch._C._dispatch_tls_is_dispatch_key_included(KEY)
+
+
+def show_region(visible: bool) -> None:
+    """Lets this thread's operations reach the kernels of the rules, or hides them again."""
+    torch._C._dispatch_tls_set_dispatch_key_included(KEY, visible)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(KEY, not visible)
+
+
+def is_dispatched(operation: str) -> bool:
+    """Returns whether the dispatcher knows `aten::name.overload`; TorchScript knows more."""
+    return torch._C._dispatch_has_kernel(operation)
+
+
+def has_native_kernel(operation: str, device_type: str) -> bool:
+    """Returns whether PyTorch's own autocast has a kernel for `aten::name.overload` there."""
+    key = _DEVICE_KEYS.get(device_type)
+    if key is None or not hasattr(torch._C.DispatchKey, key):
+        return False
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operation, key)
+
+
+def never_compile(function: Any) -> None:
+    """Keeps `torch.compile` from compiling a function, and what it calls, as frames of their own.
+
+    A function that a compiled one calls directly is still traced.
+    """
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    strategy = frames._FrameExecStrategy(skip, skip)
+    frames.set_code_exec_strategy(function.__code__, strategy)
+
+
+def install(operation: str, kernel: Callable[..., Any]) -> torch.library.Library:
+    """Installs a kernel, called as `kernel(keyset, *args, **kwargs)`, for one overload.
+
+    Returns:
+        What keeps it installed, for `uninstall`.
+    """
+    _open_key()
+    namespace, _, name = operation.partition("::")
+    library = torch.library.Library(namespace, "IMPL")
+    library.impl(name.removesuffix(".default"), kernel, KEY, with_keyset=True)
+    return library
+
+
+def uninstall(library: torch.library.Library) -> None:
+    """Removes a kernel."""
+    library._destroy()
+
+
+@functools.cache
+def _open_key() -> torch.library.Library:
+    """Makes operations without a kernel of ours fall through the key, once per process."""
+    backend = torch._C._get_privateuse1_backend_name()
+    if backend != "privateuseone":
+        raise UnsupportedVersionError(
+            f"halfstep.torch needs the dispatch key {KEY} for itself, but the backend {backend!r} "
+            "has taken it. Use torch.autocast on that backend."
+        )
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(torch.library.fallthrough_kernel, KEY)
+    return library

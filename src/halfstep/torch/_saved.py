@@ -1,0 +1,57 @@
+"""How many bytes autograd keeps for backward."""
+
+import contextlib
+from collections.abc import Iterator
+
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import Parameter
+
+
+class SavedBytes:
+    """What `saved_bytes` counted so far.
+
+    Example:
+        >>> SavedBytes().bytes
+        0
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._seen: dict[int, StorageWeakRef] = {}
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Counts the storage of a tensor that autograd saves, the first time it is saved."""
+        base = tensor if tensor._base is None else tensor._base
+        if isinstance(base, Parameter) or not tensor.is_floating_point():
+            return tensor
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._seen:
+            # The weak reference keeps the address from being given to another storage.
+            self._seen[storage._cdata] = StorageWeakRef(storage)
+            self.bytes += storage.nbytes()
+        return tensor
+
+
+@contextlib.contextmanager
+def saved_bytes() -> Iterator[SavedBytes]:
+    """Counts the bytes that autograd keeps for backward, for what runs inside the block.
+
+    Each storage counts once. Parameters are not counted, since they exist anyway, and neither are
+    integer tensors such as targets; low copies of parameters are.
+
+    Yields:
+        An object whose `bytes` is the number so far.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.nn.Parameter(torch.ones(8))
+        >>> with saved_bytes() as saved:
+        ...     loss = (weight * torch.ones(8)).exp().sum()
+        >>> saved.bytes
+        64
+    """
+    saved = SavedBytes()
+    with saved_tensors_hooks(saved.pack, lambda tensor: tensor):
+        yield saved

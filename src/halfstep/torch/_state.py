@@ -1,0 +1,205 @@
+"""Which region a thread is in: PyTorch's own autocast state, and the rules on top of it."""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch._functorch.config as functorch_config
+
+from halfstep.core import Rules
+from halfstep.torch import _fingerprint, _private
+from halfstep.torch._active import Active
+from halfstep.torch._dtypes import name_of
+from halfstep.torch._explain import Observer
+from halfstep.torch._kernels import Kernels
+from halfstep.torch._ops import operations
+from halfstep.torch._paths import PATHS
+from halfstep.torch._tables import Scope, Table, table
+from halfstep.torch._tracing import in_graph
+from halfstep.torch._weights import NoCache, WeightCache
+
+
+class _Frame(NamedTuple):
+    """What leaving a region restores."""
+
+    actives: tuple[Active, ...]
+    visible: bool
+    cache_enabled: bool
+    backward: Any
+    devices: tuple[tuple[str, bool, torch.dtype], ...]
+    follows_paths: bool
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.actives: tuple[Active, ...] = ()
+        self.frames: list[_Frame] = []
+        self.weights = WeightCache()
+        self.observer: Observer | None = None
+
+
+_LOCAL = _Local()
+
+
+def active_for(args: tuple[Any, ...]) -> Active | None:
+    """Returns the rules in force for the device of these arguments, if autocast is on there."""
+    first = args[0] if args else None
+    for active in _LOCAL.actives:
+        elsewhere = isinstance(first, torch.Tensor) and not active.owns(first)
+        if not elsewhere and torch.is_autocast_enabled(active.device_type):
+            return active
+    return None
+
+
+KERNELS = Kernels(active_for)
+
+
+@in_graph
+def enter(device_type: str, dtype: torch.dtype, enabled: bool, cached: bool, rules: str) -> None:
+    """Enters a region; every `enter` needs its `leave`.
+
+    The arguments are constants that a compiled graph can hold, so the rules come as their text.
+    """
+    entered: tuple[Active, ...] = ()
+    if enabled:
+        found = _ready_table(device_type, dtype, cached, rules, _LOCAL.observer is not None)
+        cache = _LOCAL.weights if cached else NoCache()
+        entered = (Active(found, cache, _LOCAL.observer),)
+    others = tuple(active for active in _LOCAL.actives if active.device_type != device_type)
+    _LOCAL.frames.append(_frame(device_type, any(a.table.needs_paths for a in entered)))
+    _LOCAL.actives = entered + others
+    torch.set_autocast_enabled(device_type, enabled)
+    torch.set_autocast_dtype(device_type, dtype)
+    torch.autocast_increment_nesting()
+    _switch()
+
+
+@in_graph
+def leave() -> None:
+    """Leaves the innermost region of this thread and restores everything it changed."""
+    frame = _LOCAL.frames.pop()
+    _LOCAL.actives = frame.actives
+    for device_type, enabled, dtype in frame.devices:
+        torch.set_autocast_enabled(device_type, enabled)
+        torch.set_autocast_dtype(device_type, dtype)
+    if torch.autocast_decrement_nesting() == 0:
+        torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(frame.cache_enabled)
+    functorch_config.backward_pass_autocast = frame.backward
+    _private.show_region(frame.visible)
+    if frame.follows_paths:
+        PATHS.stop()
+    if not _LOCAL.frames:
+        _LOCAL.weights.clear()
+
+
+@functools.lru_cache(maxsize=256)
+def _ready_table(
+    device_type: str, dtype: torch.dtype, cached: bool, rules: str, observed: bool
+) -> Table:
+    """Returns the table of a region; the kernels it needs are installed."""
+    found = table(Scope(Rules.parse(rules), device_type, name_of(dtype), cached, observed))
+    KERNELS.install(found.edited() if observed else found.handled())
+    return found
+
+
+def _frame(device_type: str, follows_paths: bool) -> _Frame:
+    if follows_paths:
+        PATHS.start()
+    return _Frame(
+        _LOCAL.actives,
+        _private.region_is_visible(),
+        torch.is_autocast_cache_enabled(),
+        functorch_config.backward_pass_autocast,
+        tuple(
+            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            for device in (device_type, *_fingerprint.carriers())
+        ),
+        follows_paths,
+    )
+
+
+def _switch() -> None:
+    """Makes the rest of PyTorch's state fit the regions that are now in force."""
+    # PyTorch's cache of casts does not notice a changed weight; ours does.
+    torch.set_autocast_cache_enabled(False)
+    # Eager backward runs outside of the region, so a compiled one has to be traced outside too.
+    functorch_config.backward_pass_autocast = "off"
+    _fingerprint.publish(" | ".join(active.text for active in _LOCAL.actives))
+    _private.show_region(bool(_LOCAL.actives))
+
+
+@contextlib.contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """Makes regions entered in this thread tell the observer what they run."""
+    before, _LOCAL.observer = _LOCAL.observer, observer
+    PATHS.start()
+    try:
+        with KERNELS.installed(operations(Rules.named("none"))):
+            yield
+    finally:
+        PATHS.stop()
+        _LOCAL.observer = before
+
+
+class Snapshot(NamedTuple):
+    """The autocast state of one type of device, to be restored in backward.
+
+    Args:
+        device_type: The type of device.
+        dtype: The low dtype.
+        enabled: Whether autocast was on.
+        cached: Whether weights were cast once.
+        rules: The rules as text, or None where only PyTorch's autocast was on.
+    """
+
+    device_type: str
+    dtype: torch.dtype
+    enabled: bool
+    cached: bool
+    rules: str | None
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Enters the state again."""
+        if self.rules is None:
+            with torch.autocast(self.device_type, self.dtype, self.enabled):
+                yield
+            return
+        enter(self.device_type, self.dtype, self.enabled, self.cached, self.rules)
+        try:
+            yield
+        finally:
+            leave()
+
+
+def snapshot(device_type: str) -> Snapshot:
+    """Returns the autocast state of one type of device in this thread."""
+    dtype = torch.get_autocast_dtype(device_type)
+    enabled = torch.is_autocast_enabled(device_type)
+    for active in _LOCAL.actives:
+        if active.device_type == device_type:
+            scope = active.table.scope
+            return Snapshot(device_type, dtype, enabled, scope.cached, str(scope.rules))
+    return Snapshot(device_type, dtype, enabled, False, None)
+
+
+def bind(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that runs inside the regions in which it was bound, wherever it is called.
+
+    Outside of every region it is the function itself.
+    """
+    states = [snapshot(active.device_type) for active in reversed(_LOCAL.actives)]
+    if not states:
+        return function
+
+    def bound(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for state in states:
+                stack.enter_context(state.restored())
+            return function(*args, **kwargs)
+
+    return bound

@@ -1,0 +1,142 @@
+"""What the rules mean on one device: for each operation, what runs instead of PyTorch's kernel."""
+
+import functools
+from dataclasses import dataclass
+
+
+from halfstep.core import Rule, Rules
+from halfstep.torch import _private
+from halfstep.torch._actions import Runner, runner
+from halfstep.torch._ops import Operation, dispatch_name, operations
+
+_PROMOTES_BY_ITSELF = ("aten::cat", "aten::stack", "aten::atan2", "aten::hypot", "aten::nextafter")
+_TAKES_WEIGHTS = ("matmul", "convolution")
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a table is made for.
+
+    Args:
+        rules: The rules.
+        device_type: Such as `cpu`.
+        dtype: The name of the compute dtype.
+        cached: Whether weights are cast once per region, which PyTorch's kernels cannot do safely.
+        observed: Whether every operation with a rule runs through us, so that it can be recorded.
+    """
+
+    rules: Rules
+    device_type: str
+    dtype: str
+    cached: bool
+    observed: bool = False
+
+
+class Table:
+    """The operations of a scope whose rule differs from what PyTorch's autocast does there.
+
+    Args:
+        scope: What the table is made for.
+
+    Example:
+        >>> scope = Scope(Rules.named("torch-2.13-cpu"), "cpu", "bfloat16", cached=False)
+        >>> len(Table(scope).runners)
+        0
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.text = str(scope)
+        self.operations = tuple(operations(scope.rules))
+        self._patterns = any(rule.where for rule in scope.rules.rows)
+        self.runners = {
+            operation.name: runner(rule, operation)
+            for operation in self.operations
+            if _differs(rule := self.rule(operation), operation, scope)
+        }
+        self._by_path: dict[tuple[str, str], Runner] = {}
+        self._limited = self._find_limited()
+
+    def rule(self, operation: Operation, path: str = "") -> Rule | None:
+        """Returns the row that decides about an operation in a module."""
+        scope = self.scope
+        return scope.rules.find(
+            operation.name, operation.family, path=path, device=scope.device_type, dtype=scope.dtype
+        )
+
+    def _find_limited(self) -> frozenset[str]:
+        """Returns the operations that some row treats differently in some modules."""
+        targets = {rule.target for rule in self.scope.rules.rows if rule.where}
+        return frozenset(
+            operation.name
+            for operation in self.operations
+            if targets & {operation.name, operation.base, operation.family}
+        )
+
+    @property
+    def needs_paths(self) -> bool:
+        """Whether a rule asks in which module an operation runs."""
+        return self._patterns
+
+    def handled(self) -> list[Operation]:
+        """Returns the operations that need a kernel of ours."""
+        return [
+            operation
+            for operation in self.operations
+            if operation.name in self.runners or operation.name in self._limited
+        ]
+
+    def edited(self) -> list[Operation]:
+        """Returns the operations that only an edit of the rules speaks about."""
+        known = set(operations(Rules.named("none")))
+        return [operation for operation in self.operations if operation not in known]
+
+    def runner(self, operation: Operation, path: str) -> Runner | None:
+        """Returns what runs for an operation in a module; None leaves it to PyTorch's kernel."""
+        if operation.name not in self._limited:
+            return self.runners.get(operation.name)
+        key = (operation.name, path)
+        if key not in self._by_path:
+            self._by_path[key] = runner(self.rule(operation, path), operation)
+        return self._by_path[key]
+
+
+def _differs(rule: Rule | None, operation: Operation, scope: Scope) -> bool:
+    native = native_action(operation, scope.device_type)
+    if scope.observed:
+        return rule is not None or native is not None
+    if rule is None or rule.action == "keep":
+        follows = rule is not None and operation.technique in ("fill", "follow")
+        return native is not None or (follows and not _mixes(operation, scope.device_type))
+    if rule.action == "widest" and operation.base in _PROMOTES_BY_ITSELF:
+        return native not in (None, "widest")
+    if rule.action == "lower" and scope.cached and operation.family in _TAKES_WEIGHTS:
+        return True
+    return rule.action != native
+
+
+def _mixes(operation: Operation, device_type: str) -> bool:
+    """Whether the kernel itself takes a low input with float32 weights."""
+    return device_type == "cpu" and operation.technique == "follow" and "rms" not in operation.name
+
+
+@functools.cache
+def native_action(operation: Operation, device_type: str) -> str | None:
+    """Returns what PyTorch's own autocast does: an action, None, or `unknown`.
+
+    Whether there is a kernel is asked of this PyTorch; what it does is read from the rule set that
+    lists PyTorch 2.13, so that an operation which moved in another release is never trusted.
+    """
+    if not _private.has_native_kernel(dispatch_name(operation.overload), device_type):
+        return None
+    listed = Rules.named("torch-2.13-cpu" if device_type == "cpu" else "torch-2.13")
+    rule = listed.find(dispatch_name(operation.overload)) or listed.find(operation.name)
+    return "unknown" if rule is None else rule.action
+
+
+@functools.lru_cache(maxsize=256)
+def table(scope: Scope) -> Table:
+    """Returns the table of a scope, made once."""
+    return Table(scope)
+
+
