@@ -94,7 +94,8 @@ def train(model, text, steps):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
-        schedule.step()
+        if not scaler.last_step.skipped:
+            schedule.step()
 
 
 @torch.no_grad()
