@@ -5,9 +5,12 @@ by `<!-- not executed: reason -->`.
 """
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from halfstep.core import FORMATS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -54,3 +57,21 @@ def test_a_failing_block_is_noticed():
 
 def test_the_readme_stays_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_table_of_formats_is_right():
+    page = (ROOT / "docs" / "numerics.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE)
+    shown = {name: [float(cell) for cell in cells.split(" | ")] for name, cells in rows}
+    for f in FORMATS:
+        counts = [f.bits, f.exponent_bits, f.mantissa_bits]
+        limits = [f.max, f.min_normal, f.smallest_subnormal, f.epsilon]
+        assert shown.pop(f.name) == pytest.approx(counts + limits, rel=5e-3)
+    assert shown == {}
+
+
+@pytest.mark.parametrize("package", ["halfstep", "halfstep.torch"])
+def test_the_reference_has_every_public_name(package):
+    page = (ROOT / "docs" / "reference.md").read_text()
+    names = set(import_module(package).__all__) - {"__version__"}
+    assert [name for name in sorted(names) if f"::: {package}.{name}\n" not in page] == []
