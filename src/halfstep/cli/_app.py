@@ -8,14 +8,13 @@ from typing import Annotated
 import typer
 
 from halfstep import __version__
-from halfstep.cli._compare import compare
+from halfstep.cli._compare import INTERRUPTED, compare
 from halfstep.cli._rules import rules
 from halfstep.errors import HalfstepError
 
 _USAGE = 2
-_INTERRUPTED = 130
 # The error of the parser itself; typer exports only this child of it.
-_ParserError = typer.BadParameter.__bases__[0]
+_ParserError: type[Exception] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     add_completion=False,
@@ -58,13 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _accept_any_encoding()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return int(app(given, prog_name="halfstep", standalone_mode=False) or 0)
+        code = int(app(given, prog_name="halfstep", standalone_mode=False) or 0)
+        return _complain("interrupted", code) if code == INTERRUPTED else code
     except HalfstepError as error:
         return _complain(str(error), _USAGE)
     except _ParserError as error:
         return _complain(_explain(error), _USAGE)
     except (KeyboardInterrupt, typer.Abort):
-        return _complain("interrupted", _INTERRUPTED)
+        return _complain("interrupted", INTERRUPTED)
 
 
 def _accept_any_encoding() -> None:

@@ -1,5 +1,6 @@
 """`halfstep compare`."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +27,7 @@ from halfstep.run import (
 
 _SHOWN_LINES = 8
 _FAILED = 1
+INTERRUPTED = 130
 
 
 def compare(
@@ -64,15 +66,20 @@ def compare(
     if json:
         check_writable(json)
     runs = _run(comparison, verbose)
-    if json:
+    if json and runs:
         write_json(json, document(comparison, runs))
-    return _show(output(), script, runs)
+    code = _show(output(), script, runs)
+    return code if len(runs) == len(comparison.plan) else INTERRUPTED
 
 
-def _run(comparison: Comparison, verbose: bool) -> tuple[RunResult, ...]:
+def _run(comparison: Comparison, verbose: bool) -> list[RunResult]:
+    """Returns the runs that were made: all, unless the user stopped them."""
     names = [f"{policy}, seed {seed}" for policy, seed in comparison.plan]
-    with Progress(progress(), names) as shown:
-        return run_all(comparison, _Lines(shown, verbose))
+    runs: list[RunResult] = []
+    with Progress(progress(), names) as shown, contextlib.suppress(KeyboardInterrupt):
+        for run in run_all(comparison, _Lines(shown, verbose)):
+            runs.append(run)  # one by one: an interruption keeps those that are done
+    return runs
 
 
 class _Lines:

@@ -37,7 +37,9 @@ def rules(
 
 
 def _table(rules: Rules) -> Table:
-    table = Table("operations", "action", "why", box=box.SIMPLE, pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE, pad_edge=False, show_edge=False)
+    for head in ("operations", "action", "why"):
+        table.add_column(head, overflow="fold")
     # Neighbours with the same action and reason were one row of the rule set's file.
     for (action, limits, reason), group in groupby(rules.rows, key=_what):
         targets = ", ".join(rule.target for rule in group)

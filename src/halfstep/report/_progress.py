@@ -95,8 +95,8 @@ class Progress:
         self._print_plain(f"{line.name}: {line.state} {joint} {elapsed}, {text}")
 
     def print(self, text: str) -> None:
-        """Prints a line above the ones that are rewritten."""
-        self.console.print(Text(text), soft_wrap=not self._live)
+        """Prints a line above the ones that are rewritten; its colours only on a terminal."""
+        self.console.print(Text.from_ansi(text), soft_wrap=not self._live)
 
     def _print_plain(self, text: str) -> None:
         if not self._live:

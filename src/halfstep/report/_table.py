@@ -64,8 +64,7 @@ class FittingTable:
                 return
         head, first, *others = grid
         pairs = [[head, first, other] for other in others] or [[head, first]]
-        tables = [_table(_turned(pair)) for pair in pairs]
-        yield Group(*chain.from_iterable((Text(), table) for table in tables))
+        yield Group(*(Group("", _table(_turned(pair))) for pair in pairs))
 
 
 def _known(row: Row, labels: Sequence[str], unknown: str) -> list[str]:

@@ -3,7 +3,7 @@
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
@@ -84,10 +84,11 @@ class Comparison:
         return tuple((policy, seed) for seed in self.seeds for policy in self.policies)
 
 
-def run_all(comparison: Comparison, watcher: Watcher) -> tuple[RunResult, ...]:
-    """Makes every run, one after the other so that they do not slow each other down."""
+def run_all(comparison: Comparison, watcher: Watcher) -> Iterator[RunResult]:
+    """Yields every run, one after the other so that they do not slow each other down."""
     stdin = SharedInput()
-    return tuple(_run(comparison, index, stdin, watcher) for index in range(len(comparison.plan)))
+    for index in range(len(comparison.plan)):
+        yield _run(comparison, index, stdin, watcher)
 
 
 def _run(comparison: Comparison, index: int, stdin: SharedInput, watcher: Watcher) -> RunResult:

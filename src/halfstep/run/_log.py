@@ -34,7 +34,8 @@ class RunLog:
     def add(self, message: dict[str, Any]) -> None:
         """Takes one message."""
         values = dict(message)
-        self._readers.get(values.pop("kind"), self._add_values)(**values)
+        read: Callable[..., None] = self._readers.get(values.pop("kind"), self._add_values)
+        read(**values)
 
     @property
     def text(self) -> str:

@@ -13,7 +13,9 @@ from typing import Any, Protocol
 class SavedBytes(Protocol):
     """What `saved_bytes()` hands over."""
 
-    bytes: int
+    @property
+    def bytes(self) -> int:
+        """The count, known once the block has ended."""
 
 
 class Probe(Protocol):
@@ -34,7 +36,7 @@ class Probe(Protocol):
     def seconds(self, marks: Sequence[Any]) -> list[float]:
         """Returns the time from each mark to the next one."""
 
-    def saved_bytes(self) -> contextlib.AbstractContextManager[SavedBytes]:
+    def saved_bytes(self) -> contextlib.AbstractContextManager[SavedBytes | None]:
         """Counts the bytes kept for backward within the block."""
 
     def peak_memory(self) -> tuple[int, str] | None:
@@ -88,7 +90,7 @@ class NoProbe:
 def installed_probe() -> Probe:
     """Returns the probe of the framework that is installed."""
     try:
-        from halfstep.torch import Probe as TorchProbe
+        from halfstep.torch._measure import Probe as TorchProbe
     except ImportError:
         return NoProbe()
     return TorchProbe()

@@ -58,6 +58,7 @@ def run_process(
 
 def _start(job: Job, stdin: SharedInput) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
+        # -P: under `python SCRIPT` the working directory is not on sys.path either.
         [sys.executable, "-P", "-c", _BOOT, _HALFSTEP, job.to_text()],
         stdin=stdin.for_process(),
         stdout=subprocess.PIPE,

@@ -29,7 +29,7 @@ class Recorder:
         self, probe: Probe, send: Send, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._probe, self._send, self._clock = probe, send, clock
-        self._handlers = {
+        self._handlers: dict[str, Callable[..., None]] = {
             "loss": self._on_loss,
             "step": self._on_step,
             "update": self._on_update,

@@ -1,7 +1,7 @@
 """What one run of a script under one policy gave, and its JSON form."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any, NamedTuple, Self
@@ -123,7 +123,7 @@ class RunResult:
         return values | {"versions": dict(self.versions)}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: dict[str, Any]) -> Self:
         """Returns the run that `to_dict` wrote.
 
         Example:
@@ -131,18 +131,15 @@ class RunResult:
             >>> RunResult.from_dict(run.to_dict()) == run
             True
         """
-        return cls(**{name: _READERS.get(name, _same)(value) for name, value in data.items()})
-
-
-def _same(value: Any) -> Any:
-    return value
+        readers = {name: _READERS[name] for name in _READERS.keys() & data.keys()}
+        return cls(**data | {name: read(data[name]) for name, read in readers.items()})
 
 
 def _floats(values: list[float | str]) -> tuple[float, ...]:
     return tuple(map(float, values))
 
 
-_READERS = {
+_READERS: dict[str, Callable[[Any], Any]] = {
     "losses": _floats,
     "step_seconds": _floats,
     "skipped": lambda rows: tuple(Skip(**row) for row in rows),

@@ -1,0 +1,79 @@
+import subprocess
+import sys
+
+import pytest
+import typer
+
+import halfstep
+from halfstep.cli import main
+from halfstep.cli._app import app
+
+FLAGS = {
+    "": ["--help", "--version"],
+    "compare": [
+        "--",
+        "--help",
+        "--json",
+        "--policy",
+        "--seed",
+        "--seeds",
+        "--verbose",
+        "SCRIPT",
+    ],
+    "rules": ["--help", "--json", "NAME"],
+}
+
+
+def flags(command, context):
+    names = {word for parameter in command.get_params(context) for word in parameter.opts}
+    renamed = {"script": "SCRIPT", "args": "--", "name": "NAME"}
+    return sorted(renamed.get(name, name) for name in names)
+
+
+def test_the_flags_are_the_frozen_list():
+    root = typer.main.get_command(app)
+    context = typer.Context(root)
+    found = {"": flags(root, context)}
+    found |= {name: flags(each, typer.Context(each)) for name, each in root.commands.items()}
+    assert found == {name: sorted(words) for name, words in FLAGS.items()}
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"halfstep {halfstep.__version__}\n"
+
+
+@pytest.mark.parametrize("command", [[], ["compare"], ["rules"]])
+def test_help(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Usage: halfstep")
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_without_a_command_the_help_is_shown(capsys):
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert "Usage: halfstep" in out + err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [(["trian"], "No such command 'trian'"), (["--nope"], "No such option: --nope")],
+)
+def test_wrong_usage(arguments, text, capsys):
+    assert main(arguments) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_as_a_module():
+    command = [sys.executable, "-m", "halfstep", "--version"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout == f"halfstep {halfstep.__version__}\n"
+
+
+def test_importing_loads_no_framework():
+    code = "import sys, halfstep.cli; print('torch' in sys.modules or 'jax' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"

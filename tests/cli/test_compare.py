@@ -1,0 +1,167 @@
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from halfstep.cli import main
+from halfstep.run import RunResult
+from tests.run.scripts import TRAINING, write
+
+
+@pytest.fixture(autouse=True)
+def _fast(no_framework, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture
+def training(tmp_path):
+    return write(tmp_path / "train.py", TRAINING)
+
+
+def test_the_table_and_the_verdict(training, capsys):
+    assert main(["compare", training, "--policy", "float32", "--policy", "mixed_float16"]) == 0
+    out, err = capsys.readouterr()
+    for piece in ("policy", "float32", "mixed_float16", "last loss", "0.97", "1 of 20", "65536"):
+        assert piece in out
+    assert "\nmixed_float16: " in out
+    assert "the same accuracy (noise unknown: run with --seeds 3)" in " ".join(out.split())
+    assert "float32, seed 0: done in" in err
+    assert "\x1b" not in out + err
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_wide_terminal_gets_a_line_per_policy(training, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    main(["compare", training, "--policy", "float32", "--policy", "mixed_float16"])
+    lines = capsys.readouterr().out.splitlines()
+    heads = next(line for line in lines if line.startswith("policy"))
+    assert "steps/s" in heads
+    assert "last scale" in heads
+
+
+def test_several_seeds(training, capsys):
+    policies = ["--policy", "float32", "--policy", "mixed_bfloat16"]
+    assert main(["compare", training, *policies, "--seeds", "2", "--seed", "7"]) == 0
+    out, err = capsys.readouterr()
+    assert "±" in out
+    assert "half the range over 2 seeds" in out
+    assert "mixed_bfloat16, seed 8: done" in err
+
+
+def test_json(training, tmp_path, capsys):
+    path = tmp_path / "out.json"
+    arguments = ["--policy", "float32", "--json", str(path), "--", "--lr", "1"]
+    assert main(["compare", training, *arguments]) == 0
+    data = json.loads(path.read_text())
+    assert data["args"] == ["--lr", "1"]
+    assert RunResult.from_dict(data["runs"][0]).steps == 20
+    capsys.readouterr()
+
+
+def test_a_failing_run(tmp_path, capsys):
+    text = TRAINING + "\nprint('about to fail')\nassert not low, 'too low [bold]'"
+    script = write(tmp_path / "train.py", text)
+    assert main(["compare", script, "--policy", "float32", "--policy", "mixed_float16"]) == 1
+    out, err = capsys.readouterr()
+    assert "mixed_float16: failed in 1 of 1 runs" in out
+    assert "mixed_float16 seed 0 failed (exit code 1):" in out
+    assert "AssertionError: too low [bold]" in out
+    assert "mixed_float16, seed 0: failed after" in err
+    assert "about to fail" not in out + err
+
+
+def test_all_runs_fail(tmp_path, capsys):
+    script = write(tmp_path / "train.py", "1 / 0")
+    assert main(["compare", script, "--policy", "float32"]) == 1
+    assert "ZeroDivisionError: division by zero" in capsys.readouterr().out
+
+
+def test_verbose_shows_what_the_script_prints(tmp_path, capsys):
+    script = write(tmp_path / "train.py", TRAINING + r"print('\x1b[31m[red] epoch\x1b[0m')")
+    assert main(["compare", script, "--policy", "float32", "--verbose"]) == 0
+    out, err = capsys.readouterr()
+    assert "[red] epoch\n" in err
+    assert "\x1b" not in out + err
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no GradScaler of halfstep.torch was used"),
+        (
+            "from halfstep import core; core.emit('loss', value=1.0)",
+            "losses were scaled, but scaler.update() was never called",
+        ),
+    ],
+)
+def test_nothing_trained(tmp_path, capsys, text, reason):
+    script = write(tmp_path / "train.py", text)
+    assert main(["compare", script, "--policy", "float32"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"nothing was trained in {script}: {reason}. compare needs a script" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["missing.py"], "got 'missing.py', which does not exist"),
+        (["SCRIPT", "--policy", "mixed_fp16"], "mixed_float16"),
+        (["SCRIPT", "--policy", "float32", "--policy", "float32"], "needs different policies"),
+        (["SCRIPT", "--seeds", "0"], "needs --seeds >= 1, got 0"),
+        (["SCRIPT", "--seeds", "many"], "--seeds"),
+        (["SCRIPT", "--json", "no/such/folder.json"], "--json needs a file in a folder"),
+        (["SCRIPT", "--epochs", "3"], "The script's own options go after --"),
+        ([], "SCRIPT"),
+    ],
+)
+def test_wrong_usage(training, capsys, arguments, text):
+    given = [training if word == "SCRIPT" else word for word in arguments]
+    assert main(["compare", *given]) == 2
+    out, err = capsys.readouterr()
+    assert text in err
+    assert err.startswith("halfstep: ")
+    assert out == ""
+
+
+def test_interrupted_on_a_terminal(tmp_path):
+    waiting = "\nimport os, signal\nif low: print('pid', os.getpid(), 'x'); signal.pause()"
+    script = write(tmp_path / "train.py", TRAINING + waiting)
+    command = [sys.executable, "-c", "import sys; from halfstep.cli import main; sys.exit(main())"]
+    terminal, side = pty.openpty()
+    policies = ["--policy", "float32", "--policy", "mixed_float16"]
+    options = ["--verbose", "--json", str(tmp_path / "out.json"), *policies]
+    process = subprocess.Popen(
+        [*command, "compare", script, *options],
+        stdin=subprocess.DEVNULL,
+        stdout=side,
+        stderr=side,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TERM": "xterm"},
+    )
+    os.close(side)
+    shown = _read_until(terminal, " x")
+    child = int(shown.split("pid ")[1].split()[0])
+    process.send_signal(signal.SIGINT)
+    shown += _read_until(terminal, None)
+    os.close(terminal)
+    assert process.wait() == 130
+    assert "interrupted" in shown
+    assert "last loss" in shown  # of the run that was done
+    assert len(json.loads((tmp_path / "out.json").read_text())["runs"]) == 1
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+def _read_until(terminal, mark):
+    shown = ""
+    with contextlib.suppress(OSError):  # how Linux tells that the other side is closed
+        while (chunk := os.read(terminal, 4096)) and (mark is None or mark not in shown):
+            shown += chunk.decode()
+            if mark and mark in shown:
+                break
+    return shown

@@ -1,0 +1,115 @@
+import contextlib
+from types import SimpleNamespace
+
+from halfstep.run._log import RunLog
+from halfstep.run._probe import NoProbe
+from halfstep.run._recorder import Recorder
+from halfstep.run._runs import Skip
+
+
+class CountingProbe(NoProbe):
+    """Counts how often it is made to wait, and what is open."""
+
+    def __init__(self):
+        self.reads = 0
+        self.counting = False
+        self.time = 0.0
+
+    def floats(self, values):
+        self.reads += 1
+        return super().floats(values)
+
+    def tick(self):
+        self.time += 1.0
+        return self.time
+
+    @contextlib.contextmanager
+    def saved_bytes(self):
+        self.counting = True
+        yield SimpleNamespace(bytes=640)
+        self.counting = False
+
+
+class Session:
+    def __init__(self):
+        self.now, self.probe, self.log = 0.0, CountingProbe(), RunLog("float32", 0)
+        self.recorder = Recorder(self.probe, self.log.add, lambda: self.now)
+
+    def step(self, loss, reason=""):
+        self.recorder("loss", {"value": loss})
+        self.recorder("step", {"record": SimpleNamespace(skipped=bool(reason), reason=reason)})
+        self.recorder("update", {"scale": 8.0 * loss})
+
+    def result(self):
+        self.recorder.flush()
+        return self.log.result(exit_code=0, error="", seconds=1.0)
+
+
+def test_everything_arrives():
+    session = Session()
+    session.step(3.0)
+    session.step(2.0, "gradients held inf")
+    session.recorder("metric", {"name": "accuracy", "value": 0.5})
+    session.step(1.0)
+    run = session.result()
+    assert (run.steps, run.losses, run.scale) == (3, (3.0, 2.0, 1.0), 8.0)
+    assert run.skipped == (Skip(2, "gradients held inf"),)
+    assert run.metrics == (("accuracy", 0.5, 2),)
+
+
+def test_step_times_go_on_across_batches():
+    session = Session()
+    for _ in range(3):
+        session.step(1.0)
+        session.recorder.flush()
+    session.step(1.0)
+    assert session.result().step_seconds == (1.0, 1.0, 1.0)
+
+
+def test_values_are_read_in_batches():
+    session = Session()
+    for _ in range(100):
+        session.step(1.0)
+    assert session.probe.reads == 0
+    session.now = 1.0
+    session.step(1.0)
+    assert session.probe.reads <= 6
+
+
+def test_saved_bytes_are_counted_between_the_first_and_the_second_update():
+    session = Session()
+    session.recorder("loss", {"value": 1.0})
+    assert not session.probe.counting
+    session.step(1.0)
+    assert session.probe.counting
+    session.step(1.0)
+    assert not session.probe.counting
+    run = session.result()
+    assert (run.saved_bytes, run.measured_step) == (640, 0)
+
+
+def test_one_update_counts_no_bytes():
+    session = Session()
+    session.step(1.0)
+    assert session.result().saved_bytes is None
+
+
+def test_unknown_events_are_left_alone():
+    session = Session()
+    session.recorder("later", {"value": 1.0})
+    assert session.result().steps == 0
+
+
+def test_forked_workers_are_not_this_run(monkeypatch):
+    session = Session()
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    session.step(1.0)
+    assert session.result().steps == 0
+
+
+def test_progress_text():
+    session = Session()
+    assert session.log.text == "0 steps"
+    session.step(0.123456)
+    session.recorder.flush()
+    assert session.log.text == "1 steps, loss 0.1235"
