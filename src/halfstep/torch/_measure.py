@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from halfstep.torch._saved import SavedBytes, saved_bytes
+
 
 class Probe:
     """Measures a training script without slowing the device down.
@@ -56,10 +58,8 @@ class Probe:
             return [a.elapsed_time(b) / 1e3 for a, b in pairwise(events)]
         return [after - before for before, after in pairwise(marks)]
 
-    def saved_bytes(self) -> contextlib.AbstractContextManager[Any]:
+    def saved_bytes(self) -> contextlib.AbstractContextManager[SavedBytes]:
         """Counts the bytes kept for backward within the block."""
-        from halfstep.torch import saved_bytes
-
         return saved_bytes()
 
     def peak_memory(self) -> tuple[int, str] | None:
