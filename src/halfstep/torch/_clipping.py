@@ -1,0 +1,108 @@
+"""Notices when gradients are clipped while they are still multiplied by the loss scale.
+
+PyTorch's clipping functions look their inner functions up in their own module, so wrapping those
+covers every way of importing the outer ones. Where a PyTorch lacks the inner names nothing is
+wrapped, and nothing is noticed.
+"""
+
+import functools
+import math
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad
+from torch.utils.weak import TensorWeakRef
+
+from halfstep.errors import ScalerStateError
+
+
+class Clipped:
+    """One call that clipped gradients, remembered by identity so that none is kept alive."""
+
+    __slots__ = ("_first", "_ids", "function")
+
+    def __init__(self, function: str, gradients: list[Tensor]) -> None:
+        self.function = function
+        self._first = TensorWeakRef(gradients[0])
+        self._ids = frozenset(map(id, gradients))
+
+    def covers(self, gradients: list[Tensor]) -> bool:
+        """Returns whether one of these gradients was clipped."""
+        return self._first() is not None and not self._ids.isdisjoint(map(id, gradients))
+
+
+class _Watching(Protocol):
+    _clip_watch: bool
+    _clips: deque[Clipped]
+
+
+_watching: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def watch(scaler: _Watching) -> None:
+    """Tells a scaler from now on when gradients are clipped while its scale is in them."""
+    install()
+    _watching.add(scaler)
+
+
+def refuse_clipped(clips: Iterable[Clipped], gradients: list[Tensor]) -> None:
+    """Raises an error if gradients that are about to be unscaled have been clipped before."""
+    for clip in clips:
+        if clip.covers(gradients):
+            raise ScalerStateError(
+                f"GradScaler needs unscaled gradients for clipping, got {clip.function}() on "
+                "gradients that are still multiplied by the loss scale. Call "
+                f"scaler.unscale_(optimizer) before {clip.function}()."
+            )
+
+
+def _note(function: str, gradients: Iterable[Tensor | None]) -> None:
+    scalers = [scaler for scaler in list(_watching) if scaler._clip_watch]
+    if scalers:
+        present = [gradient for gradient in gradients if gradient is not None]
+        for scaler in scalers if present else ():
+            scaler._clips.append(Clipped(function, present))
+
+
+@functools.cache
+def install() -> None:
+    """Wraps the inner functions of PyTorch's clipping, once per process."""
+    for name, wrap in (
+        ("_clip_grads_with_norm_", _wrap_norm),
+        ("_group_tensors_by_device_and_dtype", _wrap_grouping),
+    ):
+        inner = getattr(clip_grad, name, None)
+        if inner is not None:
+            setattr(clip_grad, name, wrap(inner))
+            if getattr(torch.nn.utils, name[1:], None) is inner:
+                setattr(torch.nn.utils, name[1:], getattr(clip_grad, name))
+
+
+def _wrap_norm(inner: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(inner)
+    def clip(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
+        # With an infinite limit people only ask for the norm.
+        if _watching and not torch.compiler.is_compiling() and max_norm != math.inf:
+            parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            _note("clip_grad_norm_", (parameter.grad for parameter in parameters))
+        return inner(parameters, max_norm, *args, **kwargs)
+
+    return clip
+
+
+def _wrap_grouping(inner: Callable[..., Any]) -> Callable[..., Any]:
+    outer = getattr(clip_grad.clip_grad_value_, "__wrapped__", clip_grad.clip_grad_value_)
+    code = outer.__code__
+
+    @functools.wraps(inner)
+    def group(lists: list[list[Tensor]], *args: Any, **kwargs: Any) -> Any:
+        if _watching and not torch.compiler.is_compiling() and sys._getframe(1).f_code is code:
+            _note("clip_grad_value_", lists[0])
+        return inner(lists, *args, **kwargs)
+
+    return group

@@ -1,0 +1,100 @@
+"""Optimizer steps that evaluate the loss themselves, by calling a closure."""
+
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import OptState
+from torch.optim import Optimizer
+
+from halfstep.torch._gradients import parameters_of
+from halfstep.torch._master import Masters, Swap
+
+if TYPE_CHECKING:
+    from halfstep.torch._scaler import GradScaler
+
+Closure = Callable[[], Any]
+
+
+class NonFiniteEvaluationError(Exception):
+    """Leaves an optimizer in the middle of a step; it never reaches the user."""
+
+
+def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Closure | None:
+    """Returns the closure among the arguments of a step, by position or by name."""
+    closure = kwargs.get("closure", args[0] if args else None)
+    return closure if callable(closure) else None
+
+
+def with_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], closure: Closure
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of a step with another closure in the same place."""
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": closure}
+    return (closure, *args[1:]), kwargs
+
+
+class Evaluation:
+    """A closure after which the optimizer finds true-valued, finite gradients.
+
+    Args:
+        scaler: The scaler that the closure scales its loss with, if it does.
+        optimizer: The optimizer that is stepping.
+        closure: Computes the loss and its gradients.
+        swap: Shows the model its own parameters while the closure runs.
+    """
+
+    def __init__(
+        self, scaler: "GradScaler", optimizer: Optimizer, closure: Any, swap: Swap
+    ) -> None:
+        self._scaler = scaler
+        self._optimizer = optimizer
+        self._closure = closure
+        self._swap = swap
+
+    def __call__(self) -> Any:
+        with self._swap.undone():
+            return self._evaluate()
+
+    def _evaluate(self) -> Any:
+        scaler = self._scaler
+        state = scaler._per_optimizer_states[id(self._optimizer)]
+        state["stage"], state["bad"] = OptState.READY, None
+        calls = scaler._scale_calls
+        loss = self._closure()
+        if scaler._scale_calls != calls:
+            if state["stage"] is OptState.READY:
+                scaler.unscale_(self._optimizer)
+            if any(found.item() for found in state["found_inf_per_device"].values()):
+                raise NonFiniteEvaluationError
+        return loss
+
+
+class Snapshot:
+    """The parameters, masters and state of an optimizer as they were before a step.
+
+    Example:
+        >>> parameter = torch.nn.Parameter(torch.ones(2))
+        >>> snapshot = Snapshot(torch.optim.SGD([parameter]), Masters())
+        >>> _ = parameter.data.zero_()
+        >>> snapshot.restore()
+        >>> parameter.tolist()
+        [1.0, 1.0]
+    """
+
+    def __init__(self, optimizer: Optimizer, masters: Masters) -> None:
+        self._optimizer = optimizer
+        tensors: list[Tensor] = [*parameters_of(optimizer), *masters.kept(optimizer)]
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        self._state = {key: copy.deepcopy(state) for key, state in optimizer.state.items()}
+
+    def restore(self) -> None:
+        """Undoes whatever the step did."""
+        with torch.no_grad():
+            for tensor, value in self._tensors:
+                tensor.copy_(value)
+        self._optimizer.state.clear()
+        self._optimizer.state.update(self._state)

@@ -1,0 +1,107 @@
+"""Steps optimizers that unscale and skip by themselves, in the protocol of PyTorch.
+
+Such an optimizer finds the scale in its attribute `grad_scale` and the outcome of the check in
+`found_inf`, and its kernel skips the update without anybody waiting for the device.
+"""
+
+import functools
+import inspect
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.amp.grad_scaler import OptState
+from torch.optim import Optimizer
+
+from halfstep.torch._iteration import (
+    State,
+    finish,
+    found_late,
+    founds_of,
+    known_bad,
+    step_optimizer,
+    total,
+)
+from halfstep.torch._master import has_half
+from halfstep.torch._records import skipped_record, taken_record, unknown_record
+from halfstep.torch._steps import EMPTY, LATE
+
+if TYPE_CHECKING:
+    from halfstep.torch._scaler import GradScaler
+
+
+def step_fused(
+    scaler: "GradScaler", optimizer: Optimizer, state: State, args: Any, kwargs: Any
+) -> Any:
+    """Steps an optimizer whose kernel knows what to do with a scale."""
+    if "grad_scaler" in _parameters_of_step(type(optimizer)):
+        return _step_with_scaler(scaler, optimizer, state, args, kwargs)
+    late = _check(scaler, optimizer, state)
+    founds = founds_of([state])
+    if not founds:
+        finish(scaler, optimizer, skipped_record(scaler, optimizer, EMPTY))
+        return None
+    found = total([*founds, *late], scaler._cell.device)
+    optimizer.grad_scale = _scale_for(scaler, optimizer, state)  # type: ignore[attr-defined]
+    optimizer.found_inf = found  # type: ignore[attr-defined]
+    try:
+        result = step_optimizer(scaler, optimizer, args, kwargs)
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+    _finish(scaler, optimizer, found, late)
+    return result
+
+
+def _check(scaler: "GradScaler", optimizer: Optimizer, state: State) -> list[Tensor]:
+    """Checks gradients; returns what was found in those that changed after unscale_()."""
+    if state["stage"] is not OptState.READY:
+        late = not known_bad([state]) and found_late(scaler, optimizer, state)
+        return [*late.values()] if late else []
+    # The kernels do not look at what they unscale: a product that may overflow is made here.
+    if scaler._cell.may_be_below_one() or has_half(optimizer):
+        scaler.unscale_(optimizer)
+    else:
+        scaler._check_inf_per_device(optimizer)
+    return []
+
+
+def _scale_for(scaler: "GradScaler", optimizer: Optimizer, state: State) -> Tensor | None:
+    given: Tensor | None = getattr(optimizer, "grad_scale", None)
+    if state["stage"] is not OptState.READY:
+        return given
+    scale, _ = scaler._check_scale_growth_tracker("step")
+    return scale if given is None else scale * given
+
+
+def _finish(scaler: "GradScaler", optimizer: Optimizer, found: Tensor, late: list[Tensor]) -> None:
+    if not found.is_cpu:
+        record = unknown_record(scaler, optimizer, found)
+    elif found.item():
+        record = skipped_record(scaler, optimizer, LATE if late else "")
+    else:
+        record = taken_record(scaler)
+    finish(scaler, optimizer, record)
+
+
+def _step_with_scaler(
+    scaler: "GradScaler", optimizer: Optimizer, state: State, args: Any, kwargs: Any
+) -> Any:
+    """Steps an optimizer of the older protocol, which calls the scaler's methods itself."""
+    warnings.warn(
+        "The optimizer's step() takes a grad_scaler, which PyTorch is going to stop passing. "
+        "Read the attributes grad_scale and found_inf of the optimizer instead.",
+        FutureWarning,
+        stacklevel=5,
+    )
+    result = optimizer.step(*args, **{**kwargs, "grad_scaler": scaler})
+    founds = founds_of([state])
+    if founds:
+        _finish(scaler, optimizer, total(founds, scaler._cell.device), [])
+    else:
+        finish(scaler, optimizer, taken_record(scaler))
+    return result
+
+
+@functools.lru_cache(maxsize=64)
+def _parameters_of_step(kind: type[Optimizer]) -> frozenset[str]:
+    return frozenset(inspect.signature(kind.step).parameters)

@@ -1,0 +1,184 @@
+"""Checks and unscales the gradients of an optimizer, and names the ones that are not finite."""
+
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.weak import TensorWeakRef
+
+from halfstep.errors import UsageError
+
+Found = dict[torch.device, Tensor]
+Kinds = dict[tuple[torch.device, torch.dtype, torch.layout], list[Tensor]]
+Culprits = tuple[tuple[str, str], ...]
+
+
+def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Returns the parameters of every group."""
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def gradients_of(optimizer: Optimizer) -> list[Tensor]:
+    """Returns the gradients that are there."""
+    return [
+        gradient
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if (gradient := parameter.grad) is not None
+    ]
+
+
+def fingerprint(gradients: list[Tensor]) -> tuple[list[int], list[int]]:
+    """Returns what differs as soon as a gradient is written to or replaced."""
+    return [id(gradient) for gradient in gradients], [each._version for each in gradients]
+
+
+def check(gradients: list[Tensor], device: torch.device) -> Found:
+    """Returns, per device, 1.0 where a gradient is not finite, and changes none."""
+    one = torch.ones((), dtype=torch.float32, device=device)
+    return unscale(by_kind(gradients), one, torch.zeros_like(one), again=False)
+
+
+@torch.no_grad()
+def unscale(kinds: Kinds, inverse: Tensor, found: Tensor, *, again: bool) -> Found:
+    """Multiplies gradients in place and returns, per device, 1.0 where one is not finite.
+
+    Args:
+        kinds: The gradients, by device, dtype and layout.
+        inverse: What they are multiplied by, a float32 tensor without dimensions.
+        found: A float32 tensor with the value 0.0, used for its own device.
+        again: Whether the product may overflow and needs a check of its own.
+    """
+    inverses, founds = {inverse.device: inverse}, {found.device: found}
+    checked: Found = {}
+    for (device, _, layout), group in kinds.items():
+        if device not in founds:
+            inverses[device] = inverse.to(device, non_blocking=True)
+            founds[device] = torch.zeros((), dtype=torch.float32, device=device)
+        checked[device] = founds[device]
+        values = group if layout is torch.strided else [_values(gradient) for gradient in group]
+        _multiply_and_check(values, founds[device], inverses[device])
+        _check_sums(group, layout, founds[device])
+        if again:
+            _multiply_and_check(values, founds[device], torch.ones_like(inverses[device]))
+    return checked
+
+
+def by_kind(gradients: list[Tensor]) -> Kinds:
+    """Returns gradients grouped by device, dtype and layout."""
+    kinds: Kinds = defaultdict(list)
+    for gradient in gradients:
+        kinds[gradient.device, gradient.dtype, gradient.layout].append(gradient)
+    return kinds
+
+
+def _values(gradient: Tensor) -> Tensor:
+    """Returns the stored numbers of a gradient, sharing its memory."""
+    if gradient.layout is torch.strided:
+        return gradient
+    return gradient._values() if gradient.is_sparse else gradient.values()
+
+
+def _check_sums(group: list[Tensor], layout: torch.layout, found: Tensor) -> None:
+    """Checks duplicate indices of sparse gradients the way optimizers will use them: added up."""
+    if layout is torch.sparse_coo:
+        sums = [each.coalesce()._values() for each in group if not each.is_coalesced()]
+        if sums:
+            _multiply_and_check(sums, found, torch.ones_like(found))
+
+
+def _multiply_and_check(values: list[Tensor], found: Tensor, inverse: Tensor) -> None:
+    first = values[0]
+    if first.is_complex():
+        values = [torch.view_as_real(v.conj() if v.is_conj() else v) for v in values]
+    if first.dtype is torch.bfloat16 and not first.is_cpu:
+        multiply_and_check_by_parts(values, found, inverse)
+    else:
+        torch._amp_foreach_non_finite_check_and_unscale_(values, found, inverse)
+
+
+def multiply_and_check_by_parts(values: list[Tensor], found: Tensor, inverse: Tensor) -> None:
+    """Does what PyTorch's fused kernel does, for dtypes that it lacks on some devices."""
+    values = [each for each in values if each.numel()]
+    if values:
+        torch._foreach_mul_(values, inverse)
+        largest = torch.stack(torch._foreach_norm(values, torch.inf))
+        found.copy_(torch.maximum(found, (~largest.isfinite()).any().to(found.dtype)))
+
+
+class ParameterNames:
+    """Names of parameters for messages, without keeping a parameter alive.
+
+    Args:
+        source: A module, or pairs of name and parameter, or None.
+
+    Example:
+        >>> names = ParameterNames(nn.Linear(2, 2).named_parameters())
+        >>> ParameterNames([("scale", 3)])
+        Traceback (most recent call last):
+            ...
+        halfstep.errors.UsageError: named_parameters needs a module or pairs of name and \
+parameter, got ('scale', 3). Pass model.named_parameters().
+    """
+
+    def __init__(self, source: nn.Module | Iterable[tuple[str, Tensor]] | None) -> None:
+        self._module = weakref.ref(source) if isinstance(source, nn.Module) else None
+        given = () if source is None or isinstance(source, nn.Module) else source
+        self._pairs = [(_name(pair), TensorWeakRef(pair[1])) for pair in given]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The parameters belong to another object; a copy is given its own names.
+        return ParameterNames, (None,)
+
+    def of(self, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+        """Returns name and parameter of everything that the optimizer trains."""
+        known = self._known()
+        for number, group in enumerate(optimizer.param_groups):
+            given = group.get("param_names", ())
+            for place, parameter in enumerate(group["params"]):
+                name = given[place] if place < len(given) else known.get(id(parameter))
+                yield name or _place(number, place, parameter), parameter
+
+    def _known(self) -> dict[int, str]:
+        module = self._module() if self._module else None
+        alive = [(name, ref()) for name, ref in self._pairs]
+        pairs = alive if module is None else module.named_parameters()
+        return {id(parameter): name for name, parameter in pairs if parameter is not None}
+
+
+def _name(pair: Any) -> str:
+    match pair:
+        case (str(name), Tensor()):
+            return name
+    raise UsageError(
+        f"named_parameters needs a module or pairs of name and parameter, got {pair!r}. "
+        "Pass model.named_parameters()."
+    )
+
+
+def _place(group: int, place: int, parameter: Tensor) -> str:
+    return f"param_groups[{group}]['params'][{place}] of shape {tuple(parameter.shape)}"
+
+
+_KINDS = {(True, False): "inf", (False, True): "nan", (True, True): "inf and nan"}
+
+
+def culprits(optimizer: Optimizer, names: ParameterNames) -> Culprits:
+    """Returns name and kind, "inf", "nan" or "inf and nan", of every non-finite gradient."""
+    found, flags = [], defaultdict(list)
+    for name, parameter in names.of(optimizer):
+        if parameter.grad is not None:
+            found.append((name, parameter.grad.device, len(flags[parameter.grad.device])))
+            flags[parameter.grad.device].append(_inf_and_nan(parameter.grad))
+    known = {device: torch.stack(each).tolist() for device, each in flags.items()}
+    kinds = ((name, _KINDS.get(tuple(known[device][row]))) for name, device, row in found)
+    return tuple((name, kind) for name, kind in kinds if kind)
+
+
+def _inf_and_nan(gradient: Tensor) -> Tensor:
+    values = gradient.coalesce()._values() if gradient.is_sparse else _values(gradient)
+    return torch.stack([values.isinf().any(), values.isnan().any()])

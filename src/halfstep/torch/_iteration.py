@@ -1,0 +1,137 @@
+"""What a scaler knows about each optimizer between two updates, and the order it insists on."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import OptState
+from torch.optim import Optimizer
+
+from halfstep.errors import NoCheckError, ScalerStateError
+from halfstep.torch._gradients import Found, check, fingerprint, gradients_of
+from halfstep.torch._master import has_half
+from halfstep.torch._steps import StepRecord
+
+if TYPE_CHECKING:
+    from halfstep.torch._scaler import GradScaler
+
+State = dict[str, Any]
+
+_ORDER = {
+    (OptState.UNSCALED, "unscale_"): (
+        "unscale_() has already been called on this optimizer since the last update(). Call it "
+        "once per iteration, after the last backward() of the accumulated batch, and update() once "
+        "at the end."
+    ),
+    (OptState.STEPPED, "unscale_"): (
+        "unscale_() is being called after step(). Call it after backward() and before "
+        "scaler.step(optimizer), and update() once per iteration after the steps."
+    ),
+    (OptState.STEPPED, "step"): (
+        "step() has already been called since the last update(). Call scaler.update() once per "
+        "iteration, after scaler.step(optimizer) of every optimizer."
+    ),
+}
+
+
+def fresh_state() -> State:
+    """Returns what is known about an optimizer that nothing was done with yet.
+
+    The first two keys are PyTorch's. `seen` is the fingerprint of unscaled gradients, `bad`
+    whether one of them was not finite, None as long as the host does not know.
+    """
+    return {
+        "stage": OptState.READY,
+        "found_inf_per_device": {},
+        "seen": None,
+        "bad": None,
+        "record": None,
+    }
+
+
+def refuse_order(stage: OptState, function: str) -> None:
+    """Raises an error if a function must not be called in this stage of an iteration."""
+    text = _ORDER.get((stage, function))
+    if text:
+        raise ScalerStateError(text)
+
+
+def refuse_unchecked(states: Iterable[State]) -> None:
+    """Raises an error unless an optimizer was looked at, even if it had no gradients."""
+    if all(state["stage"] is OptState.READY for state in states):
+        raise NoCheckError(
+            "No inf checks were recorded prior to update. Call scaler.update() once per iteration, "
+            "after scaler.step(optimizer) of every optimizer; without a step() or unscale_() since "
+            "the last update() it has nothing to go by."
+        )
+
+
+def founds_of(states: Iterable[State]) -> list[Tensor]:
+    """Returns, from all optimizers and devices, 1.0 where a gradient was not finite."""
+    return [found for state in states for found in state["found_inf_per_device"].values()]
+
+
+def is_bad(state: State) -> bool:
+    """Returns whether a gradient was not finite, and waits for the device to know it."""
+    if state.get("bad") is None:
+        state["bad"] = any(found.item() for found in state["found_inf_per_device"].values())
+    return bool(state["bad"])
+
+
+def known_bad(states: Iterable[State]) -> bool | None:
+    """Returns whether any optimizer found a bad gradient, or None if only a device knows."""
+    answers = [_known_bad(state) for state in states]
+    return None if None in answers else any(answers)
+
+
+def _known_bad(state: State) -> bool | None:
+    founds = state["found_inf_per_device"].values()
+    if state["bad"] is None and not all(found.is_cpu for found in founds):
+        return None
+    return is_bad(state)
+
+
+def total(founds: list[Tensor], device: torch.device) -> Tensor:
+    """Returns more than 0.0 where any of the checks found something, on one device."""
+    moved = [found.to(device, non_blocking=True) for found in founds]
+    return moved[0] if len(moved) == 1 else torch.stack(moved).sum()
+
+
+def found_late(scaler: "GradScaler", optimizer: Optimizer, state: State) -> Found:
+    """Checks again the gradients that somebody has written to since they were unscaled."""
+    gradients = gradients_of(optimizer)
+    if fingerprint(gradients) == state["seen"]:
+        return {}
+    return check(gradients, scaler._cell.device)
+
+
+def is_bad_late(scaler: "GradScaler", optimizer: Optimizer, state: State) -> bool:
+    """Returns whether a gradient is not finite that was finite when it was unscaled."""
+    return any(found.item() for found in found_late(scaler, optimizer, state).values())
+
+
+def step_optimizer(scaler: "GradScaler", optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    """Steps an optimizer, with float32 masters in place of float16 parameters."""
+    if not has_half(optimizer):
+        return optimizer.step(*args, **kwargs)
+    with scaler._masters.step(optimizer):
+        return optimizer.step(*args, **kwargs)
+
+
+def finish(scaler: "GradScaler", optimizer: Optimizer, record: StepRecord) -> None:
+    """Notes what a step did."""
+    state = scaler._per_optimizer_states[id(optimizer)]
+    state["stage"] = OptState.STEPPED
+    state["record"] = record
+    if record.known and record.skipped:
+        # What LRScheduler looks at: a skipped step is no reason to call its order wrong.
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+    scaler._record(optimizer, record)
+
+
+def latest_skip(states: Iterable[State]) -> StepRecord:
+    """Returns the record of a step that was skipped in this iteration, or what is known at all."""
+    records = [state["record"] for state in states]
+    skips = [record for record in records if record is not None and record.skipped]
+    return skips[-1] if skips else StepRecord(skipped=True, reason="gradients were not finite")

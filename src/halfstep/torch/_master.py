@@ -1,0 +1,166 @@
+"""Float32 masters for float16 parameters, for the time in which the optimizer steps."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from halfstep.errors import UsageError
+from halfstep.torch._gradients import ParameterNames, parameters_of
+
+_LARGEST = torch.finfo(torch.float16).max
+
+
+def has_half(optimizer: Optimizer) -> bool:
+    """Returns whether an optimizer trains a float16 parameter."""
+    return any(parameter.dtype is torch.float16 for parameter in parameters_of(optimizer))
+
+
+def widen_gradients(optimizer: Optimizer, names: ParameterNames) -> None:
+    """Makes the gradients of float16 parameters float32, these and all that follow."""
+    half = [
+        (name, parameter)
+        for name, parameter in names.of(optimizer)
+        if parameter.grad is not None and parameter.grad.dtype is torch.float16
+    ]
+    for name, parameter in half:
+        _widen(name, parameter)
+
+
+def _widen(name: str, parameter: Tensor) -> None:
+    gradient = parameter.grad
+    assert gradient is not None
+    try:
+        parameter.grad = None
+        parameter.grad_dtype = torch.float32  # type: ignore[attr-defined]
+        parameter.grad = gradient.float()
+    except RuntimeError as error:
+        parameter.grad = gradient
+        raise UsageError(
+            f"GradScaler needs float32 gradients, got float16 for {name}, which refuses a wider "
+            "one. Attempting to unscale FP16 gradients would lose the small ones. Keep it in "
+            "float32 with model.float(); autocast casts per operation."
+        ) from error
+
+
+class Masters:
+    """Remembers a float32 copy of each float16 parameter between steps, and keeps none alive.
+
+    Example:
+        >>> parameter = torch.nn.Parameter(torch.ones(1, dtype=torch.float16))
+        >>> optimizer = torch.optim.SGD([parameter], lr=2.0**-13)
+        >>> parameter.grad_dtype = torch.float32
+        >>> parameter.grad = -torch.ones(1)
+        >>> masters = Masters()
+        >>> for _ in range(8):
+        ...     with masters.step(optimizer):
+        ...         _ = optimizer.step()
+        >>> parameter.item() - 1.0 == 8 * 2.0**-13
+        True
+    """
+
+    def __init__(self) -> None:
+        self._copies = WeakTensorKeyDictionary()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A master belongs to a parameter of this process; a copy starts from the parameters again.
+        return Masters, ()
+
+    @contextlib.contextmanager
+    def step(self, optimizer: Optimizer) -> Iterator["Swap"]:
+        """Lets the optimizer see the masters instead of the float16 parameters."""
+        swap = Swap(optimizer, self)
+        swap.enter()
+        try:
+            yield swap
+        finally:
+            swap.leave()
+
+    def kept(self, optimizer: Optimizer) -> list[Tensor]:
+        """Returns the masters that exist for an optimizer's parameters."""
+        found = (self._copies.get(parameter) for parameter in parameters_of(optimizer))
+        return [master for master in found if master is not None]
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """Returns the master of a parameter, following whatever else changed the parameter."""
+        with torch.no_grad():
+            master = self._copies.get(parameter)
+            if master is None or master.shape != parameter.shape:
+                master = torch.nn.Parameter(parameter.detach().float())
+            else:
+                kept = rounded(master) == parameter
+                master.copy_(torch.where(kept, master, parameter.float()))
+            self._copies[parameter] = master
+        return master
+
+
+def rounded(master: Tensor) -> Tensor:
+    """Returns a master as float16, the largest finite value in place of an overflow."""
+    return master.clamp(-_LARGEST, _LARGEST).half()
+
+
+class Swap:
+    """The exchange of parameters and masters in one optimizer; it can be undone and redone.
+
+    Args:
+        optimizer: The optimizer, whose groups and state are rewritten in place.
+        masters: Where masters come from.
+    """
+
+    def __init__(self, optimizer: Optimizer, masters: Masters) -> None:
+        self._optimizer = optimizer
+        self._masters = masters
+        self._pairs: list[tuple[Tensor, Tensor]] = []
+
+    def enter(self) -> None:
+        """Puts the masters, with the gradients of their parameters, into the optimizer."""
+        for group in self._optimizer.param_groups:
+            for place, parameter in enumerate(group["params"]):
+                if parameter.dtype is torch.float16 and parameter.grad is not None:
+                    master = self._masters.of(parameter)
+                    master.grad = parameter.grad.float()
+                    group["params"][place] = master
+                    self._pairs.append((parameter, master))
+        self._move_state()
+
+    def leave(self) -> None:
+        """Puts the parameters back, with what the optimizer made of their masters."""
+        back = {id(master): parameter for parameter, master in self._pairs}
+        for group in self._optimizer.param_groups:
+            for place, parameter in enumerate(group["params"]):
+                group["params"][place] = back.get(id(parameter), parameter)
+        self._pairs = [(master, parameter) for parameter, master in self._pairs]
+        self._move_state()
+        with torch.no_grad():
+            for master, parameter in self._pairs:
+                parameter.copy_(rounded(master))
+                master.grad = None
+        self._pairs = []
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        """Shows the parameters again for as long as a closure evaluates the model."""
+        self.leave()
+        try:
+            yield
+        finally:
+            self.enter()
+
+    def _move_state(self) -> None:
+        state = self._optimizer.state
+        for source, target in self._pairs:
+            if source in state:
+                state[target] = state.pop(source)
+                if target.dtype is torch.float32:
+                    _widen_state(state[target])
+
+
+def _widen_state(state: Any) -> None:
+    """Loading a checkpoint rounds the state to the parameter's dtype; masters need it wider."""
+    for key, value in state.items() if isinstance(state, dict) else ():
+        if isinstance(value, Tensor) and value.dtype is torch.float16:
+            state[key] = value.float()

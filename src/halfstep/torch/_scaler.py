@@ -1,0 +1,350 @@
+"""The drop-in replacement of `torch.amp.GradScaler`."""
+
+import functools
+import numbers
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from halfstep.core import LossScale, emit, listening
+from halfstep.errors import NoCheckError, ScaleError, ScalerStateError, UsageError
+from halfstep.torch._clipping import Clipped, refuse_clipped, watch
+from halfstep.torch._gradients import Found, ParameterNames, by_kind, gradients_of, unscale
+from halfstep.torch._iteration import State, fresh_state, is_bad, step_optimizer
+from halfstep.torch._master import Masters, widen_gradients
+from halfstep.torch._outputs import LossWatch
+from halfstep.torch._scale_cell import FLOAT32_MAX, ScaleCell
+from halfstep.torch._scaling import PassThrough, Scaling
+from halfstep.torch._settings import RuleSettings, checked_limit, device_type, loss_scale
+from halfstep.torch._steps import NOT_YET, History, StepRecord
+
+_WAYS = {True: Scaling(), False: PassThrough()}
+_NOT_SAVED = ("_clips", "_losses", "_per_optimizer_states", "_steps")
+
+
+def _accepts_old_form(init: Callable[..., None]) -> Callable[..., None]:
+    """Lets `torch.cuda.amp.GradScaler`'s positions work, where the scale came first."""
+
+    @functools.wraps(init)
+    def wrapper(self: "GradScaler", *args: Any, **kwargs: Any) -> None:
+        if args and isinstance(args[0], numbers.Real):
+            args = (kwargs.pop("device", None), *args)
+        init(self, *args, **kwargs)
+
+    return wrapper
+
+
+class GradScaler(RuleSettings, torch.amp.GradScaler):
+    """Scales the loss so that small gradients survive half precision, and skips bad steps.
+
+    Code written for `torch.amp.GradScaler` runs unchanged; it is a subclass on purpose, because
+    Lightning and accelerate ask `isinstance`, but no method is inherited. What it does beyond it:
+
+    * `last_step` and `history` tell whether a step was skipped, why, and which parameters held
+      inf or NaN. To let a scheduler count real steps only, write
+      `if not scaler.last_step.skipped: scheduler.step()`.
+    * The scale stays between `min_scale` and `max_scale`. An overflow at the floor raises
+      `NonFiniteError`; many skipped steps in a row warn. A loss that is already not finite skips
+      the step but leaves the scale alone, because no scale would help.
+    * Losses in half precision are scaled in float32, and a scale that the gradient of a float16
+      loss could not hold is lowered first.
+    * Closures work, by position and by name: each evaluation is unscaled and checked, and a
+      non-finite one undoes the whole step.
+    * Gradients written to after `unscale_` are checked again, and clipping gradients that are
+      still scaled raises an error.
+    * Parameters in float16 train through float32 masters: the optimizer sees a master and keeps its
+      state in float32, and the parameter receives the rounded result. From the first `unscale_` on
+      their `.grad` is float32 (`grad_dtype`), so that small gradients, norms and clipping are
+      right. A master follows its parameter if anything else changes it. Checkpoints do not hold
+      masters, so resuming such a parameter starts from its rounded value.
+
+    Under a policy that `halfstep compare` sets, that policy's loss scale wins.
+
+    Args:
+        device: The type of device, by default the current accelerator or else the CPU. The scale
+            lives where the first scaled tensor is. A number is taken as `init_scale`, the first
+            argument of `torch.cuda.amp.GradScaler`.
+        init_scale: The scale to begin with.
+        growth_factor: What the scale is multiplied by after `growth_interval` finite steps.
+        backoff_factor: What the scale is multiplied by after an overflow.
+        growth_interval: How many finite steps in a row it takes to grow.
+        enabled: Whether to scale at all; if not, `step` only steps the optimizer.
+        min_scale: The floor of the scale.
+        max_scale: The cap of the scale.
+        hysteresis: From which overflow since the last growth on the scale backs off.
+        max_consecutive_skips: After how many skipped steps in a row to raise `NonFiniteError`.
+        named_parameters: A module, or pairs of name and parameter, for messages and records;
+            unneeded if the optimizer was made from `model.named_parameters()`.
+
+    Example:
+        >>> parameter = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer = torch.optim.SGD([("weight", parameter)], lr=0.1)
+        >>> scaler = GradScaler("cpu", init_scale=8.0)
+        >>> scaler.scale((parameter * torch.tensor([1.0, torch.inf])).sum()).backward()
+        >>> scaler.step(optimizer)
+        >>> scaler.update()
+        >>> scaler.last_step.skipped, scaler.last_step.reason, scaler.last_step.nonfinite
+        (True, 'the loss was not finite', (('weight', 'inf'),))
+    """
+
+    @_accepts_old_form
+    def __init__(
+        self,
+        device: str | torch.device | None = None,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        *,
+        min_scale: float = 2.0**-16,
+        max_scale: float = FLOAT32_MAX,
+        hysteresis: int = 1,
+        max_consecutive_skips: int | None = None,
+        named_parameters: nn.Module | Iterable[tuple[str, Tensor]] | None = None,
+    ) -> None:
+        rule = loss_scale(
+            enabled,
+            init_scale=init_scale,
+            growth_factor=growth_factor,
+            backoff_factor=backoff_factor,
+            growth_interval=growth_interval,
+            min_scale=min_scale,
+            max_scale=max_scale,
+            hysteresis=hysteresis,
+        )
+        self._device = device_type(device)
+        self._cell = ScaleCell(rule)
+        self._way = _WAYS[rule.kind != "none"]
+        self._names = ParameterNames(named_parameters)
+        self._history = History(checked_limit(max_consecutive_skips))
+        self._masters = Masters()
+        self._last_step = StepRecord(skipped=True, reason=NOT_YET)
+        self._resumed = False
+        self._start()
+
+    def _start(self) -> None:
+        """Sets what is not kept in a pickle."""
+        self._steps: weakref.WeakKeyDictionary[Optimizer, StepRecord] = weakref.WeakKeyDictionary()
+        self._unseen_updates = 0
+        self._begin_iteration()
+        if self._way.enabled:
+            watch(self)
+
+    def _begin_iteration(self) -> None:
+        self._per_optimizer_states: dict[int, State] = defaultdict(fresh_state)
+        self._losses = LossWatch()
+        self._clips: deque[Clipped] = deque(maxlen=16)
+        self._clip_watch = False
+        self._scale_calls = 0
+
+    def scale(self, outputs: Any) -> Any:
+        """Returns a tensor, or any nesting of tensors, multiplied by the scale.
+
+        Args:
+            outputs: The loss, or a list, tuple or other iterable of losses or outputs.
+        """
+        return self._way.scale(self, outputs)
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Divides an optimizer's gradients by the scale, so that they can be clipped or looked at.
+
+        Args:
+            optimizer: Whose gradients; once per iteration, after the last backward.
+        """
+        self._way.unscale_(self, optimizer)
+
+    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Unscales the gradients if need be, and steps the optimizer if all of them are finite.
+
+        Args:
+            optimizer: The optimizer to step.
+            args: Handed on to `optimizer.step`; a closure is welcome.
+            kwargs: Handed on as well.
+
+        Returns:
+            What `optimizer.step` returned, or None for a skipped step.
+        """
+        return self._way.step(self, optimizer, args, kwargs)
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """Moves the scale on; belongs once at the end of an iteration, after every step.
+
+        Args:
+            new_scale: Sets the scale to this instead.
+        """
+        self._way.update(self, new_scale)
+
+    @property
+    def last_step(self) -> StepRecord:
+        """What the latest `step` did."""
+        return self._last_step
+
+    def last_step_of(self, optimizer: Optimizer) -> StepRecord:
+        """Returns what the latest `step` of one optimizer did."""
+        return self._steps.get(optimizer) or StepRecord(skipped=True, reason=NOT_YET)
+
+    @property
+    def history(self) -> History:
+        """How many steps were taken and skipped, and how the scale changed and why."""
+        return self._history
+
+    def get_scale(self) -> float:
+        """Returns the scale as a number, 1.0 if scaling is disabled; waits for an accelerator."""
+        self._clip_watch = False
+        return self._cell.read().scale
+
+    def is_enabled(self) -> bool:
+        """Returns whether anything is scaled."""
+        return self._way.enabled
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint, in the form of PyTorch; empty if disabled."""
+        if not self._way.enabled:
+            return {}
+        rule, state = self._cell.rule, self._cell.read()
+        saved = {
+            "scale": state.scale,
+            "growth_factor": rule.growth_factor,
+            "backoff_factor": rule.backoff_factor,
+            "growth_interval": rule.growth_interval,
+            "_growth_tracker": state.finite_steps,
+        }
+        return saved if rule.hysteresis == 1 else {**saved, "_overflows": state.overflows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what `state_dict` returned, also PyTorch's, before or after the first use.
+
+        Args:
+            state_dict: The state of an enabled scaler.
+        """
+        if not self._way.enabled:
+            return
+        if not state_dict:
+            raise ScalerStateError(
+                "The source state dict is empty, possibly because it was saved from a disabled "
+                "instance of GradScaler. Keep the fresh scaler, or create it with enabled=False."
+            )
+        names = ("growth_factor", "backoff_factor", "growth_interval")
+        rule = replace(self._cell.rule, **{name: state_dict[name] for name in names})
+        steps = int(state_dict["_growth_tracker"])
+        self._set_scale(state_dict["scale"], "load_state_dict()", rule, steps)
+        self._cell.overflows = int(state_dict.get("_overflows", 0))
+        self._cell.initial = self._cell.read()
+        self._resumed = True
+
+    def _set_scale(
+        self, scale: Any, by: str, rule: LossScale | None = None, steps: int | None = None
+    ) -> None:
+        """Takes over a scale from outside, after a look at it."""
+        value, before = _checked_scale(scale, by), self._cell.read()
+        self._cell.rule = rule or self._cell.rule
+        after = before._replace(scale=value)
+        self._cell.put(after if steps is None else after._replace(finite_steps=steps))
+        self._history.changed(before.scale, value, by)
+
+    def _start_if_resumed(self, optimizer: Optimizer) -> None:
+        """Lets a scaler with a loaded state begin with any call; there is no loss to wait for."""
+        if self._resumed and self._cell.scale is None:
+            for gradient in gradients_of(optimizer)[:1]:
+                self._cell.start(gradient.device)
+
+    def _record(self, optimizer: Optimizer, record: StepRecord) -> None:
+        self._last_step = self._steps[optimizer] = record
+        if listening():
+            emit("step", record=record)
+        self._history.add(optimizer, record)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._per_optimizer_states:
+            raise NoCheckError(
+                "A GradScaler instance may only be pickled at the beginning of an iteration, or at "
+                "the end after scaler.update(). Pickle or copy it there."
+            )
+        resumed = self._resumed or self._cell.scale is not None
+        kept = {key: value for key, value in self.__dict__.items() if key not in _NOT_SAVED}
+        return {**kept, "_resumed": resumed}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+    # What follows is read or replaced by other libraries, and by PyTorch's own tests.
+
+    def _check_scale_growth_tracker(self, funcname: str) -> tuple[Tensor, Tensor]:
+        for name in ("_scale", "_growth_tracker"):
+            if getattr(self, name) is None:
+                raise NoCheckError(
+                    f"Attempted {funcname} but {name} is None. This may indicate your script did "
+                    "not use scaler.scale(loss or outputs) earlier in the iteration. Call "
+                    "scaler.scale(loss).backward() first."
+                )
+        return self._cell.tensors()
+
+    def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
+        if self._cell.tracker is not None:
+            raise NoCheckError(
+                "_growth_tracker initialized before _scale. Leave both to scaler.scale()."
+            )
+        self._cell.start(dev)
+
+    def _unscale_grads_(
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> Found:
+        gradients = gradients_of(optimizer)
+        if self._clips:
+            refuse_clipped(self._clips, gradients)
+        kinds = by_kind(gradients)
+        if not allow_fp16 and any(dtype is torch.float16 for _, dtype, _ in kinds):
+            widen_gradients(optimizer, self._names)
+            kinds = by_kind(gradients_of(optimizer))
+        enlarges = inv_scale.item() > 1.0 if inv_scale.is_cpu else self._cell.may_be_below_one()
+        return unscale(kinds, inv_scale, found_inf, again=enlarges)
+
+    def _check_inf_per_device(self, optimizer: Optimizer) -> Found:
+        scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
+        one = torch.ones((), dtype=torch.float32, device=scale.device)
+        found = self._unscale_grads_(optimizer, one, torch.zeros_like(one), True)
+        self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = found
+        return found
+
+    def _found_inf_per_device(self, optimizer: Optimizer) -> Found:
+        found: Found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        return found
+
+    def _maybe_opt_step(
+        self, optimizer: Optimizer, optimizer_state: State, *args: Any, **kwargs: Any
+    ) -> Any:
+        if is_bad(optimizer_state):
+            return None
+        return step_optimizer(self, optimizer, args, kwargs)
+
+    def _get_scale_async(self) -> Tensor | None:
+        self._clip_watch = False
+        return self._cell.scale
+
+    def _get_growth_tracker(self) -> int:
+        return self._cell.read().finite_steps
+
+
+def _checked_scale(scale: Any, by: str) -> float:
+    if isinstance(scale, Tensor):
+        if scale.numel() != 1 or scale.requires_grad:
+            raise UsageError(
+                f"{by} needs a tensor of one element without requires_grad, got shape "
+                f"{tuple(scale.shape)} and requires_grad={scale.requires_grad}. Pass a float."
+            )
+        scale = scale.item()
+    number = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
+    if not number or not 0.0 < float(scale) <= FLOAT32_MAX:
+        raise ScaleError(
+            f"{by} needs a scale that is a finite number above 0, got {scale!r}. Pass for example "
+            "65536.0."
+        )
+    return float(scale)

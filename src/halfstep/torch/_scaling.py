@@ -1,0 +1,231 @@
+"""The work of an enabled scaler, and of one that has nothing to do."""
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import OptState
+from torch.optim import Optimizer
+
+from halfstep.core import ScaleState, emit, listening
+from halfstep.errors import NonFiniteError
+from halfstep.torch._closure import (
+    Evaluation,
+    NonFiniteEvaluationError,
+    Snapshot,
+    closure_of,
+    with_closure,
+)
+from halfstep.torch._fused import step_fused
+from halfstep.torch._gradients import fingerprint, gradients_of
+from halfstep.torch._iteration import (
+    State,
+    finish,
+    founds_of,
+    is_bad,
+    is_bad_late,
+    known_bad,
+    latest_skip,
+    refuse_order,
+    refuse_unchecked,
+    total,
+)
+from halfstep.torch._outputs import LARGEST_FOR_HALF, holds_half, map_outputs, widened
+from halfstep.torch._records import skipped_record, taken_record
+from halfstep.torch._steps import EMPTY, LATE, StepRecord, advice
+
+if TYPE_CHECKING:
+    from halfstep.torch._scaler import GradScaler
+
+_POLLED_EVERY = 64
+
+
+class PassThrough:
+    """Leaves losses and gradients alone and only keeps the records."""
+
+    enabled = False
+
+    def scale(self, scaler: "GradScaler", outputs: Any) -> Any:
+        """Returns the outputs as they are."""
+        _tell_loss(outputs)
+        return outputs
+
+    def unscale_(self, scaler: "GradScaler", optimizer: Optimizer) -> None:
+        """Does nothing."""
+
+    def step(self, scaler: "GradScaler", optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Steps the optimizer."""
+        result = optimizer.step(*args, **kwargs)
+        scaler._record(optimizer, StepRecord())
+        return result
+
+    def update(self, scaler: "GradScaler", new_scale: Any) -> None:
+        """Does nothing."""
+        if listening():
+            emit("update", scale=1.0)
+
+
+class Scaling:
+    """Multiplies losses, divides gradients, skips bad steps and moves the scale."""
+
+    enabled = True
+
+    def scale(self, scaler: "GradScaler", outputs: Any) -> Any:
+        """Returns the outputs times the scale."""
+        if isinstance(outputs, Tensor):
+            return self._scale_tensor(scaler, outputs)
+        if holds_half(outputs):
+            self._make_room_for_half(scaler)
+        return map_outputs(outputs, functools.partial(self._scale_tensor, scaler))
+
+    def _scale_tensor(self, scaler: "GradScaler", outputs: Tensor) -> Tensor:
+        if outputs.dtype is torch.float16:
+            self._make_room_for_half(scaler)
+        scale = scaler._cell.scale
+        if scale is None:
+            scaler._lazy_init_scale_growth_tracker(outputs.device)
+            scale, _ = scaler._check_scale_growth_tracker("scale")
+        scaler._scale_calls += 1
+        scaler._clip_watch = True
+        scaler._losses.note(outputs)
+        _tell_loss(outputs)
+        if scale.device != outputs.device:
+            scale = scale.to(outputs.device, non_blocking=True)
+        return widened(outputs) * scale
+
+    def _make_room_for_half(self, scaler: "GradScaler") -> None:
+        """Lowers the scale before its first use in an iteration; within one it cannot change."""
+        if scaler._scale_calls == 0:
+            change = scaler._cell.cap(LARGEST_FOR_HALF)
+            if change:
+                scaler._history.changed(*change, "float16 outputs cannot hold a larger scale")
+
+    def unscale_(self, scaler: "GradScaler", optimizer: Optimizer) -> None:
+        """Divides an optimizer's gradients by the scale and checks them."""
+        scaler._start_if_resumed(optimizer)
+        scaler._check_scale_growth_tracker("unscale_")
+        state = scaler._per_optimizer_states[id(optimizer)]
+        refuse_order(state["stage"], "unscale_")
+        found = torch.zeros((), dtype=torch.float32, device=scaler._cell.device)
+        state["found_inf_per_device"] = scaler._unscale_grads_(
+            optimizer, scaler._cell.inverse(), found, False
+        )
+        state["stage"] = OptState.UNSCALED
+        state["seen"] = fingerprint(gradients_of(optimizer))
+
+    def step(self, scaler: "GradScaler", optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Unscales what is not unscaled yet, and steps the optimizer if all is finite."""
+        closure = closure_of(args, kwargs)
+        scaler._start_if_resumed(optimizer)
+        if closure is None:
+            scaler._check_scale_growth_tracker("step")
+        state = scaler._per_optimizer_states[id(optimizer)]
+        refuse_order(state["stage"], "step")
+        if closure is not None:
+            return self._step_closure(scaler, optimizer, args, kwargs)
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            return step_fused(scaler, optimizer, state, args, kwargs)
+        if self._is_refused(scaler, optimizer, state):
+            return None
+        result = scaler._maybe_opt_step(optimizer, state, *args, **kwargs)
+        finish(scaler, optimizer, taken_record(scaler))
+        return result
+
+    def _is_refused(self, scaler: "GradScaler", optimizer: Optimizer, state: State) -> bool:
+        """Returns whether an optimizer must not step, and notes why."""
+        was_ready = state["stage"] is OptState.READY
+        if was_ready:
+            scaler.unscale_(optimizer)
+        reason = ""
+        if not state["found_inf_per_device"]:
+            reason = EMPTY
+        elif not is_bad(state):
+            reason = "" if was_ready or not is_bad_late(scaler, optimizer, state) else LATE
+            if not reason:
+                return False
+        finish(scaler, optimizer, skipped_record(scaler, optimizer, reason))
+        return True
+
+    def _step_closure(
+        self, scaler: "GradScaler", optimizer: Optimizer, args: Any, kwargs: Any
+    ) -> Any:
+        """Steps an optimizer that evaluates the loss, or undoes the step if a result was bad."""
+        state = scaler._per_optimizer_states[id(optimizer)]
+        scaled = scaler._scale_calls > 0 or state["stage"] is OptState.UNSCALED
+        if scaled and gradients_of(optimizer) and self._is_refused(scaler, optimizer, state):
+            return None
+        snapshot = Snapshot(optimizer, scaler._masters)
+        try:
+            with scaler._masters.step(optimizer) as swap:
+                evaluation = Evaluation(scaler, optimizer, closure_of(args, kwargs), swap)
+                args, kwargs = with_closure(args, kwargs, evaluation)
+                result = optimizer.step(*args, **kwargs)
+        except NonFiniteEvaluationError:
+            snapshot.restore()
+            finish(scaler, optimizer, skipped_record(scaler, optimizer))
+            # Else the next step would find these gradients, and be skipped for them.
+            optimizer.zero_grad()
+            return None
+        finish(scaler, optimizer, taken_record(scaler))
+        return result
+
+    def update(self, scaler: "GradScaler", new_scale: Any) -> None:
+        """Moves the scale on and begins the next iteration."""
+        scaler._check_scale_growth_tracker("update")
+        if new_scale is not None:
+            scaler._set_scale(new_scale, "update(new_scale)")
+        elif founds := founds_of(scaler._per_optimizer_states.values()):
+            self._advance(scaler, founds)
+        else:
+            refuse_unchecked(scaler._per_optimizer_states.values())
+        scaler._begin_iteration()
+        if listening():
+            emit("update", scale=scaler._cell.snapshot())
+
+    def _advance(self, scaler: "GradScaler", founds: list[Tensor]) -> None:
+        cell = scaler._cell
+        before, bad = cell.known(), known_bad(scaler._per_optimizer_states.values())
+        if before is None or bad is None:
+            kept = scaler._losses.on_device(cell.device)
+            cell.advance_on_device(total(founds, cell.device), kept)
+            self._poll(scaler)
+        elif not bad:
+            after = cell.rule.next(before, finite=True)
+            cell.put(after)
+            scaler._history.changed(before.scale, after.scale, "growth_interval steps were finite")
+        elif not scaler._losses.nonfinite():
+            self._back_off(scaler, before)
+
+    def _back_off(self, scaler: "GradScaler", before: ScaleState) -> None:
+        rule = scaler._cell.rule
+        after = rule.next(before, finite=False)
+        scaler._cell.put(after)
+        record = latest_skip(scaler._per_optimizer_states.values())
+        scaler._history.changed(before.scale, after.scale, record.reason)
+        if rule.at_floor(before) and after.overflows >= rule.hysteresis:
+            scaler._begin_iteration()
+            raise NonFiniteError(_floor_text(before.scale, record))
+
+    def _poll(self, scaler: "GradScaler") -> None:
+        """Asks the device now and then, so that a run that stands still does not stay silent."""
+        scaler._unseen_updates += 1
+        if scaler._unseen_updates < _POLLED_EVERY:
+            return
+        scaler._unseen_updates = 0
+        state = scaler._cell.read()
+        if scaler._history.consecutive_skips and scaler._cell.rule.at_floor(state):
+            scaler._begin_iteration()
+            raise NonFiniteError(_floor_text(state.scale, scaler.last_step))
+
+
+def _tell_loss(outputs: Any) -> None:
+    if listening() and isinstance(outputs, Tensor) and outputs.numel() == 1:
+        emit("loss", value=outputs.detach())
+
+
+def _floor_text(scale: float, record: StepRecord) -> str:
+    return (
+        f"GradScaler needs finite gradients at its smallest scale, but {record.reason} at "
+        f"{scale:g}, and min_scale lets it go no lower. {advice(record)}"
+    )
