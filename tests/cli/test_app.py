@@ -53,14 +53,17 @@ def test_help(command, capsys, monkeypatch):
 
 
 def test_without_a_command_the_help_is_shown(capsys):
-    assert main([]) == 2
-    out, err = capsys.readouterr()
-    assert "Usage: halfstep" in out + err
+    assert main([]) == 0
+    assert "Usage: halfstep" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [(["trian"], "No such command 'trian'"), (["--nope"], "No such option: --nope")],
+    [
+        (["trian"], "No such command 'trian'"),
+        (["--nope"], "halfstep: No such option: --nope\n"),
+        (["rules", "--nope"], "halfstep: No such option: --nope\n"),
+    ],
 )
 def test_wrong_usage(arguments, text, capsys):
     assert main(arguments) == 2

@@ -128,7 +128,8 @@ def test_wrong_usage(training, capsys, arguments, text):
     assert out == ""
 
 
-def test_interrupted_on_a_terminal(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_on_a_terminal(tmp_path, number):
     waiting = "\nimport os, signal\nif low: print('pid', os.getpid(), 'x'); signal.pause()"
     script = write(tmp_path / "train.py", TRAINING + waiting)
     command = [sys.executable, "-c", "import sys; from halfstep.cli import main; sys.exit(main())"]
@@ -145,7 +146,7 @@ def test_interrupted_on_a_terminal(tmp_path):
     os.close(side)
     shown = _read_until(terminal, " x")
     child = int(shown.split("pid ")[1].split()[0])
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     shown += _read_until(terminal, None)
     os.close(terminal)
     assert process.wait() == 130

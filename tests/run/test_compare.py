@@ -132,6 +132,19 @@ def test_exit_handlers_and_threads_still_count(tmp_path):
     assert run.last_metrics == {"thread": 2.0, "at exit": 1.0}
 
 
+def test_forked_workers_are_not_this_run(tmp_path):
+    text = """
+        import os, sys
+        from halfstep import core
+        core.emit("update", scale=1.0)
+        if os.fork() == 0:
+            core.emit("update", scale=1.0)
+            sys.exit(0)
+        os.wait()
+    """
+    assert compared(tmp_path / "a.py", text)[0][0].steps == 1
+
+
 def test_classes_of_the_script_can_be_pickled_by_workers(tmp_path):
     text = """
         import multiprocessing

@@ -100,13 +100,6 @@ def test_unknown_events_are_left_alone():
     assert session.result().steps == 0
 
 
-def test_forked_workers_are_not_this_run(monkeypatch):
-    session = Session()
-    monkeypatch.setattr("os.getpid", lambda: -1)
-    session.step(1.0)
-    assert session.result().steps == 0
-
-
 def test_progress_text():
     session = Session()
     assert session.log.text == "0 steps"

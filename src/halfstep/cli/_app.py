@@ -18,7 +18,6 @@ _ParserError: type[Exception] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -55,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0
     """
     _accept_any_encoding()
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         code = int(app(given, prog_name="halfstep", standalone_mode=False) or 0)
         return _complain("interrupted", code) if code == INTERRUPTED else code
@@ -75,13 +74,14 @@ def _accept_any_encoding() -> None:
 
 
 def _complain(message: str, code: int) -> int:
-    typer.echo(message if "\n" in message else f"halfstep: {message}", err=True)
+    typer.echo(f"halfstep: {message}", err=True)
     return code
 
 
 def _explain(error: Exception) -> str:
     """Returns the parser's message, with the advice that fits a script's own option."""
     message = getattr(error, "format_message", lambda: str(error))()
-    if type(error).__name__ == "NoSuchOption":
+    command = getattr(getattr(error, "ctx", None), "info_name", "")
+    if type(error).__name__ == "NoSuchOption" and command == "compare":
         return f"{message}. The script's own options go after --: halfstep compare SCRIPT -- ..."
     return str(message)

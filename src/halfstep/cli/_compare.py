@@ -1,7 +1,8 @@
 """`halfstep compare`."""
 
 import contextlib
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -76,10 +77,21 @@ def _run(comparison: Comparison, verbose: bool) -> list[RunResult]:
     """Returns the runs that were made: all, unless the user stopped them."""
     names = [f"{policy}, seed {seed}" for policy, seed in comparison.plan]
     runs: list[RunResult] = []
-    with Progress(progress(), names) as shown, contextlib.suppress(KeyboardInterrupt):
+    shown = Progress(progress(), names)
+    with contextlib.suppress(KeyboardInterrupt), _terminated_like_interrupted(), shown:
         for run in run_all(comparison, _Lines(shown, verbose)):
             runs.append(run)  # one by one: an interruption keeps those that are done
     return runs
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Lets a scheduler that ends the job still get what was measured, and ends the run as well."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Lines:

@@ -33,7 +33,11 @@ def main() -> None:
 
 
 def _sender(descriptor: int) -> Send:
+    process = os.getpid()
+
     def send(message: dict[str, Any]) -> None:
+        if os.getpid() != process:
+            return  # A forked worker of the script: its steps are not this run's.
         line = (json.dumps(message) + "\n").encode()
         try:
             while line:

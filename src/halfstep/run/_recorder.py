@@ -1,7 +1,6 @@
 """Turns the events of a training script into the messages that the parent reads."""
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -42,14 +41,12 @@ class Recorder:
         self._updates = 0
         self._counting = contextlib.ExitStack()
         self._counted: SavedBytes | None = None
-        self._flushed, self._process = clock(), os.getpid()
+        self._flushed = clock()
 
     def __call__(self, event: str, values: dict[str, Any]) -> None:
-        """Takes one event; those of forked workers are not this run's."""
-        handler = self._handlers.get(event)
-        if handler is None or os.getpid() != self._process:
-            return
-        handler(**values)
+        """Takes one event."""
+        if event in self._handlers:
+            self._handlers[event](**values)
         if self._clock() - self._flushed >= _PERIOD_SECONDS:
             self.flush()
 
