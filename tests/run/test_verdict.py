@@ -90,6 +90,18 @@ ACCURATE = summary("float32", NOISY, accuracy=(0.970, 0.972, 0.971))
             "speed unknown (too few steps), bytes saved for backward unknown; final loss within "
             "run-to-run noise (0.2 over 3 seeds); 60 of 300 steps skipped",
         ),
+        (
+            FIRST,
+            summary("bf16", NOISY, speed=None),
+            "speed unknown (too few steps), as much saved for backward; "
+            "final loss within run-to-run noise (0.2 over 3 seeds)",
+        ),
+        (
+            FIRST,
+            summary("bf16", NOISY, saved=None),
+            "no gain on this machine: keep float32, because bf16 is as fast; "
+            "final loss within run-to-run noise (0.2 over 3 seeds)",
+        ),
         (FIRST, summary("fp16", exit_code=1), "failed in 1 of 1 runs"),
         (FIRST, summary("fp16", steps=0), "no training step was seen"),
         (summary("float32", exit_code=1), FIRST, "nothing to compare with: float32 gave no result"),

@@ -131,9 +131,8 @@ def _nothing_to_judge(other: Summary) -> str:
 def _gains_nothing(first: Summary, other: Summary) -> bool:
     speed = _ratio(other.steps_per_second, first.steps_per_second)
     saved = _ratio(other.saved_bytes, first.saved_bytes)
-    if speed is None and saved is None:
-        return False
-    return (speed or 0.0) < 1 + _ALIKE and (1.0 if saved is None else saved) > 1 - _ALIKE
+    is_faster = speed is None or speed >= 1 + _ALIKE  # for all that is known
+    return not is_faster and (saved is None or saved > 1 - _ALIKE)
 
 
 def _speed(first: Summary, other: Summary) -> str:
