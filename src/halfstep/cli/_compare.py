@@ -67,9 +67,9 @@ def compare(
     if json:
         check_writable(json)
     runs = _run(comparison, verbose)
+    code = _show(output(), script, runs)
     if json and runs:
         write_json(json, document(comparison, runs))
-    code = _show(output(), script, runs)
     return code if len(runs) == len(comparison.plan) else INTERRUPTED
 
 

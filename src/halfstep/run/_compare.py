@@ -19,6 +19,7 @@ from halfstep.run._stdin import SharedInput
 DEFAULT_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 _LAST_SEED = 2**32 - 1
 _KEPT_LINES = 20
+_SIGNALS = {each.value: each.name for each in Signals}
 
 
 class Watcher(Protocol):
@@ -123,7 +124,7 @@ def _explain(exit_code: int, output: Sequence[str]) -> str:
     """Returns why a process without a traceback failed."""
     ending = f"The script ended with exit code {exit_code}."
     if exit_code < 0:
-        name = Signals(-exit_code).name
+        name = _SIGNALS.get(-exit_code, f"signal {-exit_code}")
         hint = " The system may have run out of memory." if name == "SIGKILL" else ""
         ending = f"The process was ended by {name}.{hint}"
     return "\n".join([*output, ending])

@@ -56,11 +56,21 @@ def check_writable(path: Path) -> None:
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Writes a file that is either all there or as it was before."""
-    text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+    try:
+        _replace(path, text)
+    except OSError as error:
+        raise UsageError(
+            f"--json needs a file that can be written, got {str(path)!r}: {error}. "
+            "Make room, or name a file on another disk."
+        ) from error
+
+
+def _replace(path: Path, text: str) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.absolute().parent, suffix=".json")
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
+            file.write(text)
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
