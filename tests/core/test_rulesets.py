@@ -46,7 +46,7 @@ def test_the_sets_of_torch_hold_exactly_what_its_dispatcher_registers(name):
     if not torch.__version__.startswith("2.13."):
         pytest.skip("the set is that of PyTorch 2.13")
     registered = torch._C._dispatch_get_registrations_for_dispatch_key(DISPATCHER_KEYS[name])
-    ours = {row.target for row in Rules.named(name).rows}
+    ours = {row.target.removesuffix(".default") for row in Rules.named(name).rows}
     assert {entry for entry in registered if entry.startswith("aten::")} == ours
 
 

@@ -36,21 +36,17 @@ class Casts:
     def __init__(self, device_type: str, low: torch.dtype, cache: Cache) -> None:
         self.low = low
         self.is_here = on_device(device_type)
-        self._cache = cache
+        self._cast = cache.cast
 
     def one(self, value: Any, dtype: torch.dtype) -> Any:
         """Returns a tensor, or each tensor of a list, in `dtype`; other values as they are."""
         if isinstance(value, Tensor):
-            if value.dtype is dtype or value.dtype not in _NARROW or not self.is_here(value):
-                return value
-            return self.make(value, dtype)
-        if type(value) in (list, tuple):
+            given = value.dtype
+            if given is not dtype and given in _NARROW and self.is_here(value):
+                return self._cast(value, dtype)
+        elif type(value) in (list, tuple):
             return [self.one(item, dtype) for item in value]
         return value
-
-    def make(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """Makes one cast."""
-        return self._cache.cast(tensor, dtype)
 
     def all(self, values: Sequence[Any], dtype: torch.dtype) -> list[Any]:
         """Returns the positional arguments with every tensor in `dtype`."""

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, Self, TypeVar
 import torch
 
 from halfstep.core import Policy, Rules, overriding_policy
-from halfstep.errors import PolicyError, UsageError
+from halfstep.errors import UsageError
 from halfstep.torch import _state
 from halfstep.torch._devices import check_device, default_device
-from halfstep.torch._dtypes import COMPUTE, NAMES, compute_dtype, name_of
+from halfstep.torch._dtypes import checked, compute_dtype
 from halfstep.torch._explain import Explanation, Observer
-from halfstep.torch._tables import Scope, table
+from halfstep.torch._ops import overloads
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -42,9 +42,9 @@ class autocast:  # noqa: N801 - the name that users of torch.autocast know
         dtype: The low dtype, `torch.float16` or `torch.bfloat16`; `torch.float32` is the same as
             `enabled=False`. Default: PyTorch's for the device (CPU bfloat16, CUDA float16).
         enabled: Whether operations are cast; `False` makes an island inside another region.
-        cache_enabled: Whether each weight is cast once per region instead of at each use.
-            Default: yes, unless PyTorch's own kernels do all the work (`rules="torch-2.13"` on
-            CUDA, `rules="torch-2.13-cpu"` on CPU).
+        cache_enabled: Whether matrix products and convolutions remember the low copies of weights
+            until the region ends. Worth it where a region uses a weight many times, such as a loop
+            over time steps. Default: no; each use makes its copy, in PyTorch's own kernels.
         rules: A rule set or its text, such as "torch-2.13" or "halfstep-1 + softmax=full".
         policy: A policy or its text, instead of `dtype` and `rules`.
 
@@ -165,37 +165,26 @@ def _settings(
     rules: Rules | str | None,
     policy: Policy | str | None,
 ) -> _Settings:
-    device = check_device(default_device() if device_type is None else device_type, enabled=enabled)
-    chosen = _policy(device, dtype, rules, policy)
-    low = compute_dtype(chosen.compute_dtype)
-    enabled = enabled and low is not torch.float32
-    if not enabled:
-        return _Settings(device, low, False, False, str(chosen.rules))
-    native = Scope(chosen.rules, device, chosen.compute_dtype, cached=False)
-    cached = bool(table(native).runners) if cache_enabled is None else cache_enabled
-    return _Settings(device, low, True, cached, str(chosen.rules))
-
-
-def _policy(
-    device: str, dtype: torch.dtype | None, rules: Rules | str | None, policy: Policy | str | None
-) -> Policy:
-    """Returns the policy that the arguments ask for, or the one that overrides them all."""
     if policy is not None and (dtype is not None or rules is not None):
         raise UsageError(
             f"autocast needs either policy= or dtype= and rules=, got policy={policy!r}, "
             f"dtype={dtype}, rules={rules!r}. Write the dtype and the rules into the policy."
         )
-    asked = Policy.of(policy) if policy is not None else _as_policy(device, dtype, rules)
-    return overriding_policy() or asked
+    device = check_device(default_device() if device_type is None else device_type, enabled=enabled)
+    chosen = overriding_policy() or (None if policy is None else Policy.of(policy))
+    if chosen is not None:
+        low, asked = compute_dtype(chosen.compute_dtype), chosen.rules
+    else:
+        low = checked(torch.get_autocast_dtype(device) if dtype is None else dtype)
+        asked = Rules() if rules is None else Rules.of(rules)
+    _check(asked)
+    enabled = bool(enabled) and low is not torch.float32
+    return _Settings(device, low, enabled, enabled and bool(cache_enabled), str(asked))
 
 
-def _as_policy(device: str, dtype: torch.dtype | None, rules: Rules | str | None) -> Policy:
-    low = torch.get_autocast_dtype(device) if dtype is None else dtype
-    if low not in NAMES:
-        given = name_of(low) if isinstance(low, torch.dtype) else repr(low)
-        raise PolicyError(
-            f"autocast needs dtype= one of {', '.join(map(str, COMPUTE.values()))}, got {given}. "
-            "float64 is never cast: leave such tensors as they are."
-        )
-    named = Rules.parse(rules) if isinstance(rules, str) else rules
-    return Policy(compute_dtype=NAMES[low], rules=Rules() if named is None else named)
+@functools.lru_cache(maxsize=256)
+def _check(rules: Rules) -> None:
+    """Raises where a rule names an operation that does not exist, before anything runs."""
+    for edit in rules.edits:
+        if "::" in edit.target:
+            overloads(edit.target)

@@ -35,4 +35,6 @@ class CheckpointFunction(_checkpoint.CheckpointFunction):
 
     @staticmethod
     def forward(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
-        return super(CheckpointFunction, CheckpointFunction).forward(ctx, _state.bind(run_function), *args)
+        return super(CheckpointFunction, CheckpointFunction).forward(
+            ctx, _state.bind(run_function), *args
+        )

@@ -4,9 +4,7 @@ import torch
 
 from halfstep.errors import PolicyError
 
-LOW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-COMPUTE = {"float32": torch.float32, **LOW}
-NAMES = {dtype: name for name, dtype in COMPUTE.items()}
+COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def compute_dtype(name: str) -> torch.dtype:
@@ -25,6 +23,21 @@ def compute_dtype(name: str) -> torch.dtype:
             "Choose one of these as compute_dtype."
         )
     return COMPUTE[name]
+
+
+def checked(dtype: object) -> torch.dtype:
+    """Returns a dtype if operations can run in it.
+
+    Example:
+        >>> checked(torch.float16)
+        torch.float16
+    """
+    if not isinstance(dtype, torch.dtype) or dtype not in COMPUTE.values():
+        raise PolicyError(
+            f"autocast needs dtype= one of {', '.join(map(str, COMPUTE.values()))}, got {dtype!r}. "
+            "float64 is never cast: leave such tensors as they are."
+        )
+    return dtype
 
 
 def name_of(dtype: torch.dtype) -> str:

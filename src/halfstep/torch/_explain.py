@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from halfstep.torch._actions import tensors_of
 from halfstep.torch._dtypes import name_of
 from halfstep.torch._paths import PATHS
-from halfstep.torch._weights import NoCache, WeightCache
+from halfstep.torch._weights import WeightCache
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,7 @@ class Observer(TorchDispatchMode):
         self._depth = self._seen = 0
         self._copies = self._copied_bytes = 0
 
-    def ruled(
-        self, name: str, action: str, given: tuple[Any, ...], call: Callable[[], Any]
-    ) -> Any:
+    def ruled(self, name: str, action: str, given: tuple[Any, ...], call: Callable[[], Any]) -> Any:
         """Runs an operation that a rule decides about, and records it unless it is part of one."""
         self._depth += 1
         before = (self._copies, self._copied_bytes)
@@ -175,7 +173,7 @@ class CountingCache:
         observer: Who counts.
     """
 
-    def __init__(self, cache: WeightCache | NoCache, observer: Observer) -> None:
+    def __init__(self, cache: WeightCache, observer: Observer) -> None:
         self._cache = cache
         self._observer = observer
 

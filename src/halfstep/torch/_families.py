@@ -45,13 +45,23 @@ _LISTS: dict[str, str] = {
         var std var_mean std_mean norm frobenius_norm nuclear_norm
         linalg_norm linalg_vector_norm linalg_matrix_norm dist cdist pdist renorm
         cosine_similarity pairwise_distance quantile nanquantile cov corrcoef trapezoid
-        cumulative_trapezoid histc
+        cumulative_trapezoid histc histogram histogramdd
     """,
     "exponential": """
         exp exp2 expm1 log log2 log10 log1p logaddexp logaddexp2 xlogy special_xlog1py
         pow float_power square rsqrt reciprocal sinh cosh tan acos asin acosh asinh atanh
         erfinv erfc lgamma digamma polygamma mvlgamma softplus i0 special_entr special_erfcx
         special_i0e special_i1 special_i1e special_log_ndtr special_ndtri special_zeta logit
+        special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
+        special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
+        special_modified_bessel_k1 special_scaled_modified_bessel_k0
+        special_scaled_modified_bessel_k1 special_spherical_bessel_j0
+        special_chebyshev_polynomial_t special_chebyshev_polynomial_u
+        special_chebyshev_polynomial_v special_chebyshev_polynomial_w
+        special_hermite_polynomial_h special_hermite_polynomial_he
+        special_laguerre_polynomial_l special_legendre_polynomial_p
+        special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+        special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w polar
     """,
     "loss": """
         log_softmax nll_loss nll_loss2d nll_loss_nd cross_entropy_loss kl_div l1_loss mse_loss
@@ -79,7 +89,7 @@ _LISTS: dict[str, str] = {
     "pointwise": """
         addcdiv addcmul addcdiv_ addcmul_ lerp lerp_ atan2 hypot nextafter cross linalg_cross dot
         vdot tensordot bilinear grid_sampler grid_sampler_2d grid_sampler_3d prelu cat stack
-        complex polar view_as_complex block_diag kron cartesian_prod meshgrid bucketize searchsorted
+        heaviside block_diag kron cartesian_prod meshgrid bucketize searchsorted
         isclose allclose equal
     """,
     "indexing": """

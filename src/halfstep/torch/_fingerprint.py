@@ -18,17 +18,28 @@ _DTYPES = sorted(
 
 
 @functools.cache
-def carriers() -> tuple[str, ...]:
-    """Returns three types of device that this machine does not have."""
+def carriers() -> dict[str, torch.dtype]:
+    """Returns three types of device that this machine does not have, and their usual dtypes."""
     accelerator = torch.accelerator.current_accelerator()
     present = None if accelerator is None else accelerator.type
-    return tuple(device for device in _CANDIDATES if device != present)[:3]
+    absent = [device for device in _CANDIDATES if device != present][:3]
+    return {device: torch.get_autocast_dtype(device) for device in absent}
 
 
 def publish(text: str) -> None:
-    """Writes a digest of the text into the autocast state; an empty text switches it off."""
+    """Writes a digest of the text into the autocast state; an empty text restores that state."""
+    for device, dtype in _code(text):
+        torch.set_autocast_enabled(device, bool(text))
+        torch.set_autocast_dtype(device, dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _code(text: str) -> tuple[tuple[str, torch.dtype], ...]:
+    if not text:
+        return tuple(carriers().items())
     digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+    code = []
     for device in carriers():
         digest, index = divmod(digest, len(_DTYPES))
-        torch.set_autocast_enabled(device, bool(text))
-        torch.set_autocast_dtype(device, _DTYPES[index])
+        code.append((device, _DTYPES[index]))
+    return tuple(code)

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch.library import Library
 
 from halfstep.torch import _private
@@ -66,8 +67,9 @@ def _kernel(operation: Operation, find: _Find) -> Callable[..., Any]:
         runner = None if active is None else active.runner(operation)
         if runner is None:
             return overload.redispatch(keyset & _private.BELOW, *args, **kwargs)
+        casts = active.casts[torch.get_autocast_dtype(active.device_type)]
         with _private.without_autocast():
-            return active.run(runner, operation, args, kwargs)
+            return runner(overload, args, kwargs, casts)
 
     _private.never_compile(kernel)
     return kernel

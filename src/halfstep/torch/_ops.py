@@ -14,6 +14,8 @@ from halfstep.torch import _private
 from halfstep.torch._families import FAMILY_OF
 
 _FOLLOW = ("layer_norm", "native_layer_norm", "rms_norm", "group_norm", "instance_norm")
+# These refuse a low input whatever dtype they are asked for.
+_REFUSE_LOW = ("linalg_norm", "linalg_matrix_norm", "nuclear_norm", "frobenius_norm")
 _FILL = ("masked_fill", "masked_fill_")
 
 
@@ -65,7 +67,7 @@ def _technique(schema: Any) -> str:
     if schema.is_mutable:
         return "written"
     has_dtype = any(argument.name == "dtype" for argument in schema.arguments)
-    return "dtype" if has_dtype else "inputs"
+    return "dtype" if has_dtype and name not in _REFUSE_LOW else "inputs"
 
 
 def overloads(target: str) -> tuple[Any, ...]:

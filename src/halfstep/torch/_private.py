@@ -74,6 +74,8 @@ def region_is_visible() -> bool:
 
 def show_region(visible: bool) -> None:
     """Lets this thread's operations reach the kernels of the rules, or hides them again."""
+    if visible:
+        _open_key()
     torch._C._dispatch_tls_set_dispatch_key_included(KEY, visible)
     torch._C._dispatch_tls_set_dispatch_key_excluded(KEY, not visible)
 

@@ -19,17 +19,18 @@ from halfstep.torch._ops import operations
 from halfstep.torch._paths import PATHS
 from halfstep.torch._tables import Scope, Table, table
 from halfstep.torch._tracing import in_graph
-from halfstep.torch._weights import NoCache, WeightCache
+from halfstep.torch._weights import WeightCache
 
 
 class _Frame(NamedTuple):
     """What leaving a region restores."""
 
     actives: tuple[Active, ...]
-    visible: bool
+    device_type: str
+    enabled: bool
+    dtype: torch.dtype
     cache_enabled: bool
     backward: Any
-    devices: tuple[tuple[str, bool, torch.dtype], ...]
     follows_paths: bool
 
 
@@ -39,6 +40,11 @@ class _Local(threading.local):
         self.frames: list[_Frame] = []
         self.weights = WeightCache()
         self.observer: Observer | None = None
+        self.activate = functools.lru_cache(maxsize=64)(self._activate)
+
+    def _activate(self, observer: Observer | None, cached: bool, *where: Any) -> Active:
+        found = _ready_table(*where, cached, observer is not None)
+        return Active(found, self.weights, observer)
 
 
 _LOCAL = _Local()
@@ -63,46 +69,53 @@ def enter(device_type: str, dtype: torch.dtype, enabled: bool, cached: bool, rul
 
     The arguments are constants that a compiled graph can hold, so the rules come as their text.
     """
+    local = _LOCAL
     entered: tuple[Active, ...] = ()
     if enabled:
-        found = _ready_table(device_type, dtype, cached, rules, _LOCAL.observer is not None)
-        cache = _LOCAL.weights if cached else NoCache()
-        entered = (Active(found, cache, _LOCAL.observer),)
-    others = tuple(active for active in _LOCAL.actives if active.device_type != device_type)
-    _LOCAL.frames.append(_frame(device_type, any(a.table.needs_paths for a in entered)))
-    _LOCAL.actives = entered + others
+        entered = (local.activate(local.observer, cached, device_type, dtype, rules),)
+    others = tuple(active for active in local.actives if active.device_type != device_type)
+    local.frames.append(_frame(device_type, any(active.needs_paths for active in entered)))
     torch.set_autocast_enabled(device_type, enabled)
     torch.set_autocast_dtype(device_type, dtype)
     torch.autocast_increment_nesting()
-    _switch()
+    # PyTorch's cache of casts does not notice a changed weight; ours does.
+    torch.set_autocast_cache_enabled(False)
+    # Eager backward runs outside of the region, so a compiled one has to be traced outside too.
+    functorch_config.backward_pass_autocast = "off"
+    _put_in_force(entered + others)
 
 
 @in_graph
 def leave() -> None:
     """Leaves the innermost region of this thread and restores everything it changed."""
     frame = _LOCAL.frames.pop()
-    _LOCAL.actives = frame.actives
-    for device_type, enabled, dtype in frame.devices:
-        torch.set_autocast_enabled(device_type, enabled)
-        torch.set_autocast_dtype(device_type, dtype)
+    torch.set_autocast_enabled(frame.device_type, frame.enabled)
+    torch.set_autocast_dtype(frame.device_type, frame.dtype)
     if torch.autocast_decrement_nesting() == 0:
         torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(frame.cache_enabled)
     functorch_config.backward_pass_autocast = frame.backward
-    _private.show_region(frame.visible)
+    _put_in_force(frame.actives)
     if frame.follows_paths:
         PATHS.stop()
     if not _LOCAL.frames:
         _LOCAL.weights.clear()
 
 
+def _put_in_force(actives: tuple[Active, ...]) -> None:
+    """Makes operations, and whoever compiles them, see these rules."""
+    _LOCAL.actives = actives
+    _fingerprint.publish(" | ".join(active.text for active in actives))
+    _private.show_region(any(active.handles for active in actives))
+
+
 @functools.lru_cache(maxsize=256)
 def _ready_table(
-    device_type: str, dtype: torch.dtype, cached: bool, rules: str, observed: bool
+    device_type: str, dtype: torch.dtype, rules: str, cached: bool, observed: bool
 ) -> Table:
     """Returns the table of a region; the kernels it needs are installed."""
     found = table(Scope(Rules.parse(rules), device_type, name_of(dtype), cached, observed))
-    KERNELS.install(found.edited() if observed else found.handled())
+    KERNELS.install(found.edited() if observed else found.handled)
     return found
 
 
@@ -111,25 +124,13 @@ def _frame(device_type: str, follows_paths: bool) -> _Frame:
         PATHS.start()
     return _Frame(
         _LOCAL.actives,
-        _private.region_is_visible(),
+        device_type,
+        torch.is_autocast_enabled(device_type),
+        torch.get_autocast_dtype(device_type),
         torch.is_autocast_cache_enabled(),
         functorch_config.backward_pass_autocast,
-        tuple(
-            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-            for device in (device_type, *_fingerprint.carriers())
-        ),
         follows_paths,
     )
-
-
-def _switch() -> None:
-    """Makes the rest of PyTorch's state fit the regions that are now in force."""
-    # PyTorch's cache of casts does not notice a changed weight; ours does.
-    torch.set_autocast_cache_enabled(False)
-    # Eager backward runs outside of the region, so a compiled one has to be traced outside too.
-    functorch_config.backward_pass_autocast = "off"
-    _fingerprint.publish(" | ".join(active.text for active in _LOCAL.actives))
-    _private.show_region(bool(_LOCAL.actives))
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ from halfstep.torch._actions import Runner, runner
 from halfstep.torch._ops import Operation, dispatch_name, operations
 
 _PROMOTES_BY_ITSELF = ("aten::cat", "aten::stack", "aten::atan2", "aten::hypot", "aten::nextafter")
-_TAKES_WEIGHTS = ("matmul", "convolution")
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class Scope:
         rules: The rules.
         device_type: Such as `cpu`.
         dtype: The name of the compute dtype.
-        cached: Whether weights are cast once per region, which PyTorch's kernels cannot do safely.
+        cached: Whether products and convolutions run through us, which remember casts of weights.
         observed: Whether every operation with a rule runs through us, so that it can be recorded.
     """
 
@@ -33,14 +32,17 @@ class Scope:
 
 
 class Table:
-    """The operations of a scope whose rule differs from what PyTorch's autocast does there.
+    """The operations of a scope, and which of them PyTorch's own autocast does not do as the rules say.
+
+    Every operation that a rule or PyTorch speaks about has a runner; those that need a kernel of
+    ours are `handled`.
 
     Args:
         scope: What the table is made for.
 
     Example:
         >>> scope = Scope(Rules.named("torch-2.13-cpu"), "cpu", "bfloat16", cached=False)
-        >>> len(Table(scope).runners)
+        >>> len(Table(scope).handled)
         0
     """
 
@@ -52,10 +54,15 @@ class Table:
         self.runners = {
             operation.name: runner(rule, operation)
             for operation in self.operations
-            if _differs(rule := self.rule(operation), operation, scope)
+            if (rule := self.rule(operation)) or native_action(operation, scope.device_type)
         }
         self._by_path: dict[tuple[str, str], Runner] = {}
         self._limited = self._find_limited()
+        self.handled = tuple(
+            operation
+            for operation in self.operations
+            if operation.name in self._limited or _differs(self.rule(operation), operation, scope)
+        )
 
     def rule(self, operation: Operation, path: str = "") -> Rule | None:
         """Returns the row that decides about an operation in a module."""
@@ -78,21 +85,13 @@ class Table:
         """Whether a rule asks in which module an operation runs."""
         return self._patterns
 
-    def handled(self) -> list[Operation]:
-        """Returns the operations that need a kernel of ours."""
-        return [
-            operation
-            for operation in self.operations
-            if operation.name in self.runners or operation.name in self._limited
-        ]
-
     def edited(self) -> list[Operation]:
         """Returns the operations that only an edit of the rules speaks about."""
         known = set(operations(Rules.named("none")))
         return [operation for operation in self.operations if operation not in known]
 
     def runner(self, operation: Operation, path: str) -> Runner | None:
-        """Returns what runs for an operation in a module; None leaves it to PyTorch's kernel."""
+        """Returns what runs for an operation in a module; None where nothing is said about it."""
         if operation.name not in self._limited:
             return self.runners.get(operation.name)
         key = (operation.name, path)
@@ -110,9 +109,15 @@ def _differs(rule: Rule | None, operation: Operation, scope: Scope) -> bool:
         return native is not None or (follows and not _mixes(operation, scope.device_type))
     if rule.action == "widest" and operation.base in _PROMOTES_BY_ITSELF:
         return native not in (None, "widest")
-    if rule.action == "lower" and scope.cached and operation.family in _TAKES_WEIGHTS:
+    if rule.action == "lower" and _remembers_weights(operation, scope):
         return True
     return rule.action != native
+
+
+def _remembers_weights(operation: Operation, scope: Scope) -> bool:
+    """Whether to take an operation from PyTorch's kernel for the sake of the cache of weights."""
+    uses_them_again = operation.name.endswith("_cell.default")
+    return uses_them_again or (scope.cached and operation.family in ("matmul", "convolution"))
 
 
 def _mixes(operation: Operation, device_type: str) -> bool:
@@ -138,5 +143,3 @@ def native_action(operation: Operation, device_type: str) -> str | None:
 def table(scope: Scope) -> Table:
     """Returns the table of a scope, made once."""
     return Table(scope)
-
-

@@ -57,14 +57,3 @@ class WeightCache:
 
     def __len__(self) -> int:
         return len(self._entries)
-
-
-class NoCache:
-    """Casts anew each time."""
-
-    def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns the tensor in another dtype."""
-        return tensor.to(dtype)
-
-    def clear(self) -> None:
-        """Has nothing to forget."""
