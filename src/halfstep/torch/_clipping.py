@@ -8,6 +8,7 @@ wrapped, and nothing is noticed.
 import functools
 import math
 import sys
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -19,6 +20,7 @@ from torch.nn.utils import clip_grad
 from torch.utils.weak import TensorWeakRef
 
 from halfstep.errors import ScalerStateError
+from halfstep.torch._gradients import fingerprint
 
 
 class Clipped:
@@ -26,22 +28,24 @@ class Clipped:
 
     __slots__ = ("_first", "_ids", "function")
 
-    def __init__(self, function: str, gradients: list[Tensor]) -> None:
+    def __init__(self, function: str, gradients: list[Tensor], ids: list[int]) -> None:
         self.function = function
         self._first = TensorWeakRef(gradients[0])
-        self._ids = frozenset(map(id, gradients))
+        self._ids = ids
 
     def covers(self, gradients: list[Tensor]) -> bool:
         """Returns whether one of these gradients was clipped."""
-        return self._first() is not None and not self._ids.isdisjoint(map(id, gradients))
+        return self._first() is not None and not set(self._ids).isdisjoint(map(id, gradients))
 
 
 class _Watching(Protocol):
     _clip_watch: bool
+    _clipped_finite: tuple[list[int], list[int]] | None
     _clips: deque[Clipped]
 
 
 _watching: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_latest = threading.local()
 
 
 def watch(scaler: _Watching) -> None:
@@ -61,19 +65,18 @@ def refuse_clipped(clips: Iterable[Clipped], gradients: list[Tensor]) -> None:
             )
 
 
-def _note(function: str, gradients: Iterable[Tensor | None]) -> None:
-    scalers = [scaler for scaler in list(_watching) if scaler._clip_watch]
-    if scalers:
-        present = [gradient for gradient in gradients if gradient is not None]
-        for scaler in scalers if present else ():
-            scaler._clips.append(Clipped(function, present))
+def _note(function: str, gradients: list[Tensor], ids: list[int]) -> None:
+    for scaler in list(_watching) if gradients else ():
+        if scaler._clip_watch:
+            scaler._clips.append(Clipped(function, gradients, ids))
 
 
 @functools.cache
 def install() -> None:
     """Wraps the inner functions of PyTorch's clipping, once per process."""
     for name, wrap in (
-        ("_clip_grads_with_norm_", _wrap_norm),
+        ("_get_total_norm", _wrap_norm),
+        ("_clip_grads_with_norm_", _wrap_clip),
         ("_group_tensors_by_device_and_dtype", _wrap_grouping),
     ):
         inner = getattr(clip_grad, name, None)
@@ -85,12 +88,34 @@ def install() -> None:
 
 def _wrap_norm(inner: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inner)
-    def clip(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
+    def norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        total_norm = inner(tensors, *args, **kwargs)
+        if _watching and not torch.compiler.is_compiling():
+            _latest.norm = (total_norm, tensors)
+        return total_norm
+
+    return norm
+
+
+def _wrap_clip(inner: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(inner)
+    def clip(parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not _watching:
+            return inner(parameters, max_norm, total_norm, *args, **kwargs)
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        norm, gradients = _latest.__dict__.pop("norm", (None, None))
+        if norm is not total_norm:
+            gradients = [each.grad for each in parameters if each.grad is not None]
+        inner(parameters, max_norm, total_norm, *args, **kwargs)
+        seen = fingerprint(gradients)
         # With an infinite limit people only ask for the norm.
-        if _watching and not torch.compiler.is_compiling() and max_norm != math.inf:
-            parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-            _note("clip_grad_norm_", (parameter.grad for parameter in parameters))
-        return inner(parameters, max_norm, *args, **kwargs)
+        if max_norm != math.inf:
+            _note("clip_grad_norm_", gradients, seen[0])
+        if norm is total_norm and norm.is_cpu and max_norm >= 0.0 and math.isfinite(norm.item()):
+            # The norm was finite, so every gradient was, and clipping only shrinks them.
+            for scaler in list(_watching):
+                scaler._clipped_finite = seen
+        return None
 
     return clip
 
@@ -102,7 +127,7 @@ def _wrap_grouping(inner: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inner)
     def group(lists: list[list[Tensor]], *args: Any, **kwargs: Any) -> Any:
         if _watching and not torch.compiler.is_compiling() and sys._getframe(1).f_code is code:
-            _note("clip_grad_value_", lists[0])
+            _note("clip_grad_value_", lists[0], [*map(id, lists[0])])
         return inner(lists, *args, **kwargs)
 
     return group

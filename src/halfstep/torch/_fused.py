@@ -34,7 +34,8 @@ def step_fused(
     scaler: "GradScaler", optimizer: Optimizer, state: State, args: Any, kwargs: Any
 ) -> Any:
     """Steps an optimizer whose kernel knows what to do with a scale."""
-    if "grad_scaler" in _parameters_of_step(type(optimizer)):
+    kind: Any = type(optimizer)
+    if _takes_scaler(kind):
         return _step_with_scaler(scaler, optimizer, state, args, kwargs)
     late = _check(scaler, optimizer, state)
     founds = founds_of([state])
@@ -45,7 +46,7 @@ def step_fused(
     optimizer.grad_scale = _scale_for(scaler, optimizer, state)  # type: ignore[attr-defined]
     optimizer.found_inf = found  # type: ignore[attr-defined]
     try:
-        result = step_optimizer(scaler, optimizer, args, kwargs)
+        result = step_optimizer(scaler._masters, optimizer, args, kwargs)
     finally:
         del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
     _finish(scaler, optimizer, found, late)
@@ -55,8 +56,8 @@ def step_fused(
 def _check(scaler: "GradScaler", optimizer: Optimizer, state: State) -> list[Tensor]:
     """Checks gradients; returns what was found in those that changed after unscale_()."""
     if state["stage"] is not OptState.READY:
-        late = not known_bad([state]) and found_late(scaler, optimizer, state)
-        return [*late.values()] if late else []
+        return [] if known_bad([state]) else [*found_late(scaler, optimizer, state).values()]
+    state["in_step"] = True
     # The kernels do not look at what they unscale: a product that may overflow is made here.
     if scaler._cell.may_be_below_one() or has_half(optimizer):
         scaler.unscale_(optimizer)
@@ -103,5 +104,5 @@ def _step_with_scaler(
 
 
 @functools.lru_cache(maxsize=64)
-def _parameters_of_step(kind: type[Optimizer]) -> frozenset[str]:
-    return frozenset(inspect.signature(kind.step).parameters)
+def _takes_scaler(kind: Any) -> bool:
+    return "grad_scaler" in inspect.signature(kind.step).parameters

@@ -13,7 +13,8 @@ from torch.utils.weak import TensorWeakRef
 from halfstep.errors import UsageError
 
 Found = dict[torch.device, Tensor]
-Kinds = dict[tuple[torch.device, torch.dtype, torch.layout], list[Tensor]]
+Kind = tuple[int, torch.dtype, torch.layout]
+Kinds = dict[Kind, list[Tensor]]
 Culprits = tuple[tuple[str, str], ...]
 
 
@@ -55,7 +56,8 @@ def unscale(kinds: Kinds, inverse: Tensor, found: Tensor, *, again: bool) -> Fou
     """
     inverses, founds = {inverse.device: inverse}, {found.device: found}
     checked: Found = {}
-    for (device, _, layout), group in kinds.items():
+    for (_, _, layout), group in kinds.items():
+        device = group[0].device
         if device not in founds:
             inverses[device] = inverse.to(device, non_blocking=True)
             founds[device] = torch.zeros((), dtype=torch.float32, device=device)
@@ -70,9 +72,10 @@ def unscale(kinds: Kinds, inverse: Tensor, found: Tensor, *, again: bool) -> Fou
 
 def by_kind(gradients: list[Tensor]) -> Kinds:
     """Returns gradients grouped by device, dtype and layout."""
-    kinds: Kinds = defaultdict(list)
+    kinds: defaultdict[Kind, list[Tensor]] = defaultdict(list)
     for gradient in gradients:
-        kinds[gradient.device, gradient.dtype, gradient.layout].append(gradient)
+        # The number of a device, -1 for the CPU: the device itself takes longer to hash.
+        kinds[gradient.get_device(), gradient.dtype, gradient.layout].append(gradient)
     return kinds
 
 
@@ -169,7 +172,8 @@ _KINDS = {(True, False): "inf", (False, True): "nan", (True, True): "inf and nan
 
 def culprits(optimizer: Optimizer, names: ParameterNames) -> Culprits:
     """Returns name and kind, "inf", "nan" or "inf and nan", of every non-finite gradient."""
-    found, flags = [], defaultdict(list)
+    found: list[tuple[str, torch.device, int]] = []
+    flags: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
     for name, parameter in names.of(optimizer):
         if parameter.grad is not None:
             found.append((name, parameter.grad.device, len(flags[parameter.grad.device])))

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from halfstep.errors import NoCheckError, ScalerStateError
 from halfstep.torch._gradients import Found, check, fingerprint, gradients_of
-from halfstep.torch._master import has_half
-from halfstep.torch._steps import StepRecord
+from halfstep.torch._master import Masters, has_half
+from halfstep.torch._steps import EMPTY, LATE, StepRecord
 
 if TYPE_CHECKING:
     from halfstep.torch._scaler import GradScaler
@@ -38,12 +38,13 @@ _ORDER = {
 def fresh_state() -> State:
     """Returns what is known about an optimizer that nothing was done with yet.
 
-    The first two keys are PyTorch's. `seen` is the fingerprint of unscaled gradients, `bad`
-    whether one of them was not finite, None as long as the host does not know.
+    The first two keys are PyTorch's. `seen` is the fingerprint of unscaled gradients, unneeded if
+    they were unscaled `in_step`; `bad` is whether one was not finite, None if only a device knows.
     """
     return {
         "stage": OptState.READY,
         "found_inf_per_device": {},
+        "in_step": False,
         "seen": None,
         "bad": None,
         "record": None,
@@ -52,9 +53,8 @@ def fresh_state() -> State:
 
 def refuse_order(stage: OptState, function: str) -> None:
     """Raises an error if a function must not be called in this stage of an iteration."""
-    text = _ORDER.get((stage, function))
-    if text:
-        raise ScalerStateError(text)
+    if stage is not OptState.READY and (stage, function) in _ORDER:
+        raise ScalerStateError(_ORDER[stage, function])
 
 
 def refuse_unchecked(states: Iterable[State]) -> None:
@@ -100,22 +100,35 @@ def total(founds: list[Tensor], device: torch.device) -> Tensor:
 
 def found_late(scaler: "GradScaler", optimizer: Optimizer, state: State) -> Found:
     """Checks again the gradients that somebody has written to since they were unscaled."""
+    if state["seen"] is None:
+        return {}
     gradients = gradients_of(optimizer)
-    if fingerprint(gradients) == state["seen"]:
+    if fingerprint(gradients) in (state["seen"], scaler._clipped_finite):
         return {}
     return check(gradients, scaler._cell.device)
 
 
-def is_bad_late(scaler: "GradScaler", optimizer: Optimizer, state: State) -> bool:
-    """Returns whether a gradient is not finite that was finite when it was unscaled."""
-    return any(found.item() for found in found_late(scaler, optimizer, state).values())
+def why_refused(scaler: "GradScaler", optimizer: Optimizer, state: State) -> str | None:
+    """Returns why an optimizer must not step, None if it may; waits for the device once.
+
+    An empty reason is one that is left to be found in the gradients.
+    """
+    if not state["found_inf_per_device"]:
+        return EMPTY
+    late = [] if known_bad([state]) else [*found_late(scaler, optimizer, state).values()]
+    if late and not total([*founds_of([state]), *late], scaler._cell.device).item():
+        state["bad"] = False
+        return None
+    if is_bad(state):
+        return ""
+    return LATE if late else None
 
 
-def step_optimizer(scaler: "GradScaler", optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+def step_optimizer(masters: Masters, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     """Steps an optimizer, with float32 masters in place of float16 parameters."""
     if not has_half(optimizer):
         return optimizer.step(*args, **kwargs)
-    with scaler._masters.step(optimizer):
+    with masters.step(optimizer):
         return optimizer.step(*args, **kwargs)
 
 

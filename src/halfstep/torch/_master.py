@@ -17,7 +17,8 @@ _LARGEST = torch.finfo(torch.float16).max
 
 def has_half(optimizer: Optimizer) -> bool:
     """Returns whether an optimizer trains a float16 parameter."""
-    return any(parameter.dtype is torch.float16 for parameter in parameters_of(optimizer))
+    groups = optimizer.param_groups
+    return torch.float16 in [each.dtype for group in groups for each in group["params"]]
 
 
 def widen_gradients(optimizer: Optimizer, names: ParameterNames) -> None:
@@ -36,7 +37,7 @@ def _widen(name: str, parameter: Tensor) -> None:
     assert gradient is not None
     try:
         parameter.grad = None
-        parameter.grad_dtype = torch.float32  # type: ignore[attr-defined]
+        parameter.grad_dtype = torch.float32
         parameter.grad = gradient.float()
     except RuntimeError as error:
         parameter.grad = gradient

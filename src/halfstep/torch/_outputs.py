@@ -81,6 +81,11 @@ class LossWatch:
             self._notes = []
         return self._bad
 
+    @property
+    def used(self) -> bool:
+        """Whether anything is known that the next iteration must not see."""
+        return self._bad or bool(self._notes)
+
     def lazily(self) -> bool | Callable[[], bool]:
         """Returns the answer, or what to call for it where a device would have to be asked."""
         return self.nonfinite if self._notes else self._bad

@@ -95,13 +95,13 @@ class ScaleCell:
             self._remember(state)
         return state
 
-    def put(self, state: ScaleState) -> None:
-        """Makes this the state."""
+    def put(self, state: ScaleState, before: ScaleState | None = None) -> None:
+        """Makes this the state, where the host may know the state before."""
         if self.scale is None or self.tracker is None:
             self.initial = state
             self._lowest = state.scale
             return
-        before = self.known()
+        before = before or self.known()
         if before is None or before.scale != state.scale:
             self.scale.fill_(state.scale)
         if before is None or before.finite_steps != state.finite_steps:
@@ -129,12 +129,13 @@ class ScaleCell:
 
     def inverse(self) -> Tensor:
         """Returns 1 / scale as a finite tensor, without float64 on the device."""
-        assert self.scale is not None
-        state = self.known()
-        if state is None:
-            return self.scale.reciprocal().clamp_(max=FLOAT32_MAX)
-        value = min(1.0 / state.scale, FLOAT32_MAX) if state.scale else FLOAT32_MAX
-        return torch.full((), value, dtype=torch.float32, device=self.scale.device)
+        tensor, _ = self.tensors()
+        state = None if tensor.is_cpu else self.known()
+        if state is None and not tensor.is_cpu:
+            return tensor.reciprocal().clamp_(max=FLOAT32_MAX)
+        scale = tensor.item() if state is None else state.scale
+        value = min(1.0 / scale, FLOAT32_MAX) if scale else FLOAT32_MAX
+        return torch.full((), value, dtype=torch.float32, device=tensor.device)
 
     def advance_on_device(self, found: Tensor, kept: Tensor | None) -> None:
         """Moves to the next state without waiting for the device.

@@ -13,18 +13,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfstep.core import LossScale, emit, listening
-from halfstep.errors import NoCheckError, ScaleError, ScalerStateError, UsageError
-from halfstep.torch._clipping import Clipped, refuse_clipped, watch
-from halfstep.torch._gradients import Found, ParameterNames, by_kind, gradients_of, unscale
-from halfstep.torch._iteration import State, fresh_state, is_bad, step_optimizer
-from halfstep.torch._master import Masters, widen_gradients
+from halfstep.errors import NoCheckError, ScalerStateError
+from halfstep.torch._clipping import Clipped, watch
+from halfstep.torch._gradients import (
+    ParameterNames,
+    gradients_of,
+)
+from halfstep.torch._iteration import State, fresh_state
+from halfstep.torch._master import Masters
 from halfstep.torch._outputs import LossWatch
 from halfstep.torch._scale_cell import FLOAT32_MAX, ScaleCell
 from halfstep.torch._scaling import PassThrough, Scaling
-from halfstep.torch._settings import RuleSettings, checked_limit, device_type, loss_scale
+from halfstep.torch._settings import checked_limit, checked_scale, device_type, loss_scale
 from halfstep.torch._steps import NOT_YET, History, StepRecord
+from halfstep.torch._surface import Surface
 
-_WAYS = {True: Scaling(), False: PassThrough()}
+_WAYS: dict[bool, Scaling | PassThrough] = {True: Scaling(), False: PassThrough()}
 _NOT_SAVED = ("_clips", "_losses", "_per_optimizer_states", "_steps")
 
 
@@ -40,7 +44,7 @@ def _accepts_old_form(init: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
-class GradScaler(RuleSettings, torch.amp.GradScaler):
+class GradScaler(Surface, torch.amp.GradScaler):
     """Scales the loss so that small gradients survive half precision, and skips bad steps.
 
     Code written for `torch.amp.GradScaler` runs unchanged; it is a subclass on purpose, because
@@ -133,15 +137,20 @@ class GradScaler(RuleSettings, torch.amp.GradScaler):
         """Sets what is not kept in a pickle."""
         self._steps: weakref.WeakKeyDictionary[Optimizer, StepRecord] = weakref.WeakKeyDictionary()
         self._unseen_updates = 0
+        self._losses = LossWatch()
+        self._clips: deque[Clipped] = deque(maxlen=16)
         self._begin_iteration()
         if self._way.enabled:
             watch(self)
 
     def _begin_iteration(self) -> None:
         self._per_optimizer_states: dict[int, State] = defaultdict(fresh_state)
-        self._losses = LossWatch()
-        self._clips: deque[Clipped] = deque(maxlen=16)
+        if self._losses.used:
+            # A new one, because records of steps may still ask the old one.
+            self._losses = LossWatch()
+        self._clips.clear()
         self._clip_watch = False
+        self._clipped_finite: tuple[list[int], list[int]] | None = None
         self._scale_calls = 0
 
     def scale(self, outputs: Any) -> Any:
@@ -243,7 +252,7 @@ class GradScaler(RuleSettings, torch.amp.GradScaler):
         self, scale: Any, by: str, rule: LossScale | None = None, steps: int | None = None
     ) -> None:
         """Takes over a scale from outside, after a look at it."""
-        value, before = _checked_scale(scale, by), self._cell.read()
+        value, before = checked_scale(scale, by), self._cell.read()
         self._cell.rule = rule or self._cell.rule
         after = before._replace(scale=value)
         self._cell.put(after if steps is None else after._replace(finite_steps=steps))
@@ -274,77 +283,3 @@ class GradScaler(RuleSettings, torch.amp.GradScaler):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._start()
-
-    # What follows is read or replaced by other libraries, and by PyTorch's own tests.
-
-    def _check_scale_growth_tracker(self, funcname: str) -> tuple[Tensor, Tensor]:
-        for name in ("_scale", "_growth_tracker"):
-            if getattr(self, name) is None:
-                raise NoCheckError(
-                    f"Attempted {funcname} but {name} is None. This may indicate your script did "
-                    "not use scaler.scale(loss or outputs) earlier in the iteration. Call "
-                    "scaler.scale(loss).backward() first."
-                )
-        return self._cell.tensors()
-
-    def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
-        if self._cell.tracker is not None:
-            raise NoCheckError(
-                "_growth_tracker initialized before _scale. Leave both to scaler.scale()."
-            )
-        self._cell.start(dev)
-
-    def _unscale_grads_(
-        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
-    ) -> Found:
-        gradients = gradients_of(optimizer)
-        if self._clips:
-            refuse_clipped(self._clips, gradients)
-        kinds = by_kind(gradients)
-        if not allow_fp16 and any(dtype is torch.float16 for _, dtype, _ in kinds):
-            widen_gradients(optimizer, self._names)
-            kinds = by_kind(gradients_of(optimizer))
-        enlarges = inv_scale.item() > 1.0 if inv_scale.is_cpu else self._cell.may_be_below_one()
-        return unscale(kinds, inv_scale, found_inf, again=enlarges)
-
-    def _check_inf_per_device(self, optimizer: Optimizer) -> Found:
-        scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
-        one = torch.ones((), dtype=torch.float32, device=scale.device)
-        found = self._unscale_grads_(optimizer, one, torch.zeros_like(one), True)
-        self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = found
-        return found
-
-    def _found_inf_per_device(self, optimizer: Optimizer) -> Found:
-        found: Found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-        return found
-
-    def _maybe_opt_step(
-        self, optimizer: Optimizer, optimizer_state: State, *args: Any, **kwargs: Any
-    ) -> Any:
-        if is_bad(optimizer_state):
-            return None
-        return step_optimizer(self, optimizer, args, kwargs)
-
-    def _get_scale_async(self) -> Tensor | None:
-        self._clip_watch = False
-        return self._cell.scale
-
-    def _get_growth_tracker(self) -> int:
-        return self._cell.read().finite_steps
-
-
-def _checked_scale(scale: Any, by: str) -> float:
-    if isinstance(scale, Tensor):
-        if scale.numel() != 1 or scale.requires_grad:
-            raise UsageError(
-                f"{by} needs a tensor of one element without requires_grad, got shape "
-                f"{tuple(scale.shape)} and requires_grad={scale.requires_grad}. Pass a float."
-            )
-        scale = scale.item()
-    number = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
-    if not number or not 0.0 < float(scale) <= FLOAT32_MAX:
-        raise ScaleError(
-            f"{by} needs a scale that is a finite number above 0, got {scale!r}. Pass for example "
-            "65536.0."
-        )
-    return float(scale)

@@ -18,22 +18,21 @@ from halfstep.torch._closure import (
     with_closure,
 )
 from halfstep.torch._fused import step_fused
-from halfstep.torch._gradients import fingerprint, gradients_of
+from halfstep.torch._gradients import gradients_of
 from halfstep.torch._iteration import (
     State,
     finish,
     founds_of,
-    is_bad,
-    is_bad_late,
     known_bad,
     latest_skip,
     refuse_order,
     refuse_unchecked,
     total,
+    why_refused,
 )
 from halfstep.torch._outputs import LARGEST_FOR_HALF, holds_half, map_outputs, widened
 from halfstep.torch._records import skipped_record, taken_record
-from halfstep.torch._steps import EMPTY, LATE, StepRecord, advice
+from halfstep.torch._steps import StepRecord, advice
 
 if TYPE_CHECKING:
     from halfstep.torch._scaler import GradScaler
@@ -112,7 +111,6 @@ class Scaling:
             optimizer, scaler._cell.inverse(), found, False
         )
         state["stage"] = OptState.UNSCALED
-        state["seen"] = fingerprint(gradients_of(optimizer))
 
     def step(self, scaler: "GradScaler", optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Unscales what is not unscaled yet, and steps the optimizer if all is finite."""
@@ -134,18 +132,13 @@ class Scaling:
 
     def _is_refused(self, scaler: "GradScaler", optimizer: Optimizer, state: State) -> bool:
         """Returns whether an optimizer must not step, and notes why."""
-        was_ready = state["stage"] is OptState.READY
-        if was_ready:
+        if state["stage"] is OptState.READY:
+            state["in_step"] = True
             scaler.unscale_(optimizer)
-        reason = ""
-        if not state["found_inf_per_device"]:
-            reason = EMPTY
-        elif not is_bad(state):
-            reason = "" if was_ready or not is_bad_late(scaler, optimizer, state) else LATE
-            if not reason:
-                return False
-        finish(scaler, optimizer, skipped_record(scaler, optimizer, reason))
-        return True
+        reason = why_refused(scaler, optimizer, state)
+        if reason is not None:
+            finish(scaler, optimizer, skipped_record(scaler, optimizer, reason))
+        return reason is not None
 
     def _step_closure(
         self, scaler: "GradScaler", optimizer: Optimizer, args: Any, kwargs: Any
@@ -192,8 +185,10 @@ class Scaling:
             self._poll(scaler)
         elif not bad:
             after = cell.rule.next(before, finite=True)
-            cell.put(after)
-            scaler._history.changed(before.scale, after.scale, "growth_interval steps were finite")
+            cell.put(after, before)
+            if after.scale != before.scale:
+                steps = f"{cell.rule.growth_interval} steps in a row were finite"
+                scaler._history.changed(before.scale, after.scale, steps)
         elif not scaler._losses.nonfinite():
             self._back_off(scaler, before)
 

@@ -1,15 +1,14 @@
-"""The settings of a scaler: checked when given, and readable under PyTorch's names."""
+"""Checks what a scaler is given as settings."""
 
 import numbers
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from halfstep.core import LossScale, overriding_policy
-from halfstep.errors import UsageError
-from halfstep.torch._scale_cell import ScaleCell
+from halfstep.errors import ScaleError, UsageError
+from halfstep.torch._scale_cell import FLOAT32_MAX
 
 
 def device_type(device: str | torch.device | None) -> str:
@@ -59,76 +58,19 @@ def loss_scale(enabled: bool, **settings: Any) -> LossScale:
     return LossScale(**settings)
 
 
-def _of_rule(name: str) -> property:
-    def get(self: "RuleSettings") -> Any:
-        return getattr(self._cell.rule, name)
-
-    def put(self: "RuleSettings", value: Any) -> None:
-        self._cell.rule = replace(self._cell.rule, **{name: value})
-
-    return property(get, put)
-
-
-class RuleSettings:
-    """The getters, setters and attributes through which PyTorch's users reach the settings."""
-
-    _cell: ScaleCell
-    _growth_factor = _of_rule("growth_factor")
-    _backoff_factor = _of_rule("backoff_factor")
-    _growth_interval = _of_rule("growth_interval")
-
-    def get_growth_factor(self) -> float:
-        """Returns what the scale is multiplied by when it grows."""
-        return self._cell.rule.growth_factor
-
-    def set_growth_factor(self, new_factor: float) -> None:
-        """Sets what the scale is multiplied by when it grows."""
-        self._growth_factor = new_factor
-
-    def get_backoff_factor(self) -> float:
-        """Returns what the scale is multiplied by after an overflow."""
-        return self._cell.rule.backoff_factor
-
-    def set_backoff_factor(self, new_factor: float) -> None:
-        """Sets what the scale is multiplied by after an overflow."""
-        self._backoff_factor = new_factor
-
-    def get_growth_interval(self) -> int:
-        """Returns how many finite steps in a row it takes to grow."""
-        return self._cell.rule.growth_interval
-
-    def set_growth_interval(self, new_interval: int) -> None:
-        """Sets how many finite steps in a row it takes to grow."""
-        self._growth_interval = new_interval
-
-    @property
-    def _scale(self) -> Tensor | None:
-        return self._cell.scale
-
-    @_scale.setter
-    def _scale(self, scale: Tensor | None) -> None:
-        self._cell.scale = scale
-
-    @property
-    def _growth_tracker(self) -> Tensor | None:
-        return self._cell.tracker
-
-    @_growth_tracker.setter
-    def _growth_tracker(self, tracker: Tensor | None) -> None:
-        self._cell.tracker = tracker
-
-    @property
-    def _init_scale(self) -> float:
-        return self._cell.initial.scale
-
-    @_init_scale.setter
-    def _init_scale(self, scale: float) -> None:
-        self._cell.initial = self._cell.initial._replace(scale=scale)
-
-    @property
-    def _init_growth_tracker(self) -> int:
-        return self._cell.initial.finite_steps
-
-    @_init_growth_tracker.setter
-    def _init_growth_tracker(self, steps: int) -> None:
-        self._cell.initial = self._cell.initial._replace(finite_steps=steps)
+def checked_scale(scale: Any, by: str) -> float:
+    """Returns a scale that somebody wants to set, if it can be one."""
+    if isinstance(scale, Tensor):
+        if scale.numel() != 1 or scale.requires_grad:
+            raise UsageError(
+                f"{by} needs a tensor of one element without requires_grad, got shape "
+                f"{tuple(scale.shape)} and requires_grad={scale.requires_grad}. Pass a float."
+            )
+        scale = scale.item()
+    number = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
+    if not number or not 0.0 < float(scale) <= FLOAT32_MAX:
+        raise ScaleError(
+            f"{by} needs a scale that is a finite number above 0, got {scale!r}. Pass for example "
+            "65536.0."
+        )
+    return float(scale)

@@ -5,7 +5,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from torch.optim import Optimizer
 
@@ -13,7 +13,7 @@ from halfstep.errors import NonFiniteError
 from halfstep.torch._gradients import Culprits
 
 Value = TypeVar("Value")
-Lazy = Value | Callable[[], Value]
+Lazy: TypeAlias = Value | Callable[[], Value]
 
 LOSS = "the loss was not finite"
 LATE = "a gradient became non-finite after unscale_()"
