@@ -43,6 +43,18 @@ def test_many_columns_are_turned():
     ]
 
 
+def test_a_long_name_is_folded_rather_than_costing_a_column():
+    rows = [Row(name, {"loss per byte of held-out text": "1"}) for name in ("first", "x" * 30)]
+    assert printed(rows, 60) == [
+        f"{'':24} {'loss per byte of':22}".rstrip(),
+        "name                     held-out text",
+        "─" * 47,
+        "first                    1",
+        "x" * 22 + "   1",
+        "x" * 8,
+    ]
+
+
 def test_too_many_of_both_are_shown_in_pairs():
     lines = printed(ROWS, 24)
     heads = [line.split() for line in lines if line.startswith("name")]

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from halfstep.run import MetricValue, RunResult, Summary, verdict
+from halfstep.run import MetricValue, RunResult, Skip, Summary, verdict
 
 
 def summary(policy, losses=(1.0,), *, speed=10.0, saved=100, skipped=0, accuracy=(), **fields):
@@ -11,7 +11,7 @@ def summary(policy, losses=(1.0,), *, speed=10.0, saved=100, skipped=0, accuracy
         metrics = tuple(MetricValue("accuracy", value, 9) for value in accuracy[seed : seed + 1])
         measured = {} if speed is None else {"step_seconds": (1 / speed,) * 2}
         values = {"steps": 100, "losses": (9.0, loss), "saved_bytes": saved, "metrics": metrics}
-        values |= {"skipped": ((1, "inf"),) * skipped} | measured | fields
+        values |= {"skipped": (Skip(1, "gradients held inf"),) * skipped} | measured | fields
         runs.append(RunResult(policy=policy, seed=seed, **values))
     return Summary(policy, tuple(runs))
 
@@ -88,7 +88,7 @@ ACCURATE = summary("float32", NOISY, accuracy=(0.970, 0.972, 0.971))
             FIRST,
             summary("fp16", NOISY, speed=None, saved=None, skipped=20),
             "speed unknown (too few steps), bytes saved for backward unknown; final loss within "
-            "run-to-run noise (0.2 over 3 seeds); 60 of 300 steps skipped",
+            "run-to-run noise (0.2 over 3 seeds); 60 of 300 steps skipped (gradients held inf)",
         ),
         (
             FIRST,

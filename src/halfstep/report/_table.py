@@ -12,6 +12,7 @@ from rich.text import Text
 from halfstep.report._numbers import ASCII_UNKNOWN, UNKNOWN
 
 _UNBOUNDED = 10_000
+_WIDEST_COLUMN = 22
 
 _Grid = list[list[str]]
 
@@ -84,7 +85,7 @@ def _table(grid: _Grid) -> Table:
     table = Table(box=box.SIMPLE, pad_edge=False, show_edge=False)
     heads, *lines = ([Text(cell) for cell in line] for line in grid)
     for head in heads:
-        table.add_column(head, overflow="fold")
+        table.add_column(head, overflow="fold", max_width=_WIDEST_COLUMN)
     for line in lines:
         table.add_row(*line)
     return table

@@ -1,5 +1,6 @@
 """The runs of one policy, taken together."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -67,6 +68,12 @@ class Summary:
     def skipped(self) -> int:
         """The skipped steps of all runs together."""
         return sum(len(run.skipped) for run in self.trained)
+
+    @property
+    def skip_reason(self) -> str:
+        """The most frequent reason for a skipped step, "" where none was skipped."""
+        reasons = Counter(skip.reason for run in self.trained for skip in run.skipped)
+        return next((reason for reason, _ in reasons.most_common(1)), "")
 
     @property
     def metric_names(self) -> tuple[str, ...]:
