@@ -24,7 +24,7 @@ from halfstep.torch._iteration import (
 )
 from halfstep.torch._master import has_half
 from halfstep.torch._records import skipped_record, taken_record, unknown_record
-from halfstep.torch._steps import EMPTY, LATE
+from halfstep.torch._steps import EMPTY, LATE, levels_to_user
 
 if TYPE_CHECKING:
     from halfstep.torch._scaler import GradScaler
@@ -92,7 +92,7 @@ def _step_with_scaler(
         "The optimizer's step() takes a grad_scaler, which PyTorch is going to stop passing. "
         "Read the attributes grad_scale and found_inf of the optimizer instead.",
         FutureWarning,
-        stacklevel=5,
+        stacklevel=levels_to_user(),
     )
     result = optimizer.step(*args, **{**kwargs, "grad_scaler": scaler})
     founds = founds_of([state])

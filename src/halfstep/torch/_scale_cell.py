@@ -110,6 +110,16 @@ class ScaleCell:
         if not self.scale.is_cpu:
             self._remember(state)
 
+    def set_scale(self, scale: float) -> float | None:
+        """Sets the scale alone, and returns the one before if the host knows it."""
+        before = self.known()
+        if before is not None:
+            self.put(before._replace(scale=scale), before)
+            return before.scale
+        self.tensors()[0].fill_(scale)
+        self._lowest = min(self._lowest, scale)
+        return None
+
     def cap(self, limit: float) -> tuple[float, float] | None:
         """Lowers the scale to a limit, and returns before and after if it is known to change."""
         before = self.known()

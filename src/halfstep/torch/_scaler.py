@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from halfstep.core import LossScale, emit, listening
+from halfstep.core import ScaleState, emit, listening
 from halfstep.errors import NoCheckError, ScalerStateError
 from halfstep.torch._clipping import Clipped, watch
 from halfstep.torch._gradients import (
@@ -209,6 +209,14 @@ class GradScaler(Surface, torch.amp.GradScaler):
         self._clip_watch = False
         return self._cell.read().scale
 
+    @property
+    def _enabled(self) -> bool:
+        return self._way.enabled
+
+    @_enabled.setter
+    def _enabled(self, enabled: bool) -> None:
+        self._way = _WAYS[bool(enabled)]
+
     def is_enabled(self) -> bool:
         """Returns whether anything is scaled."""
         return self._way.enabled
@@ -242,21 +250,17 @@ class GradScaler(Surface, torch.amp.GradScaler):
             )
         names = ("growth_factor", "backoff_factor", "growth_interval")
         rule = replace(self._cell.rule, **{name: state_dict[name] for name in names})
-        steps = int(state_dict["_growth_tracker"])
-        self._set_scale(state_dict["scale"], "load_state_dict()", rule, steps)
-        self._cell.overflows = int(state_dict.get("_overflows", 0))
+        scale = checked_scale(state_dict["scale"], "load_state_dict()")
+        steps, overflows = state_dict["_growth_tracker"], state_dict.get("_overflows", 0)
+        self._cell.rule, self._resumed = rule, True
+        self._set_state(ScaleState(scale, int(steps), int(overflows)), "load_state_dict()")
         self._cell.initial = self._cell.read()
-        self._resumed = True
 
-    def _set_scale(
-        self, scale: Any, by: str, rule: LossScale | None = None, steps: int | None = None
-    ) -> None:
-        """Takes over a scale from outside, after a look at it."""
-        value, before = checked_scale(scale, by), self._cell.read()
-        self._cell.rule = rule or self._cell.rule
-        after = before._replace(scale=value)
-        self._cell.put(after if steps is None else after._replace(finite_steps=steps))
-        self._history.changed(before.scale, value, by)
+    def _set_state(self, state: ScaleState, by: str) -> None:
+        """Takes over a scale from outside."""
+        before = self._cell.read()
+        self._cell.put(state)
+        self._history.changed(before.scale, self._cell.read().scale, by)
 
     def _start_if_resumed(self, optimizer: Optimizer) -> None:
         """Lets a scaler with a loaded state begin with any call; there is no loss to wait for."""

@@ -32,6 +32,7 @@ from halfstep.torch._iteration import (
 )
 from halfstep.torch._outputs import LARGEST_FOR_HALF, holds_half, map_outputs, widened
 from halfstep.torch._records import skipped_record, taken_record
+from halfstep.torch._settings import checked_scale
 from halfstep.torch._steps import StepRecord, advice
 
 if TYPE_CHECKING:
@@ -167,7 +168,9 @@ class Scaling:
         """Moves the scale on and begins the next iteration."""
         scaler._check_scale_growth_tracker("update")
         if new_scale is not None:
-            scaler._set_scale(new_scale, "update(new_scale)")
+            number = checked_scale(new_scale, "update(new_scale)")
+            before = scaler._cell.set_scale(number)
+            scaler._history.changed(before or number, number, "update(new_scale)")
         elif founds := founds_of(scaler._per_optimizer_states.values()):
             self._advance(scaler, founds)
         else:

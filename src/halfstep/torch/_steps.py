@@ -1,5 +1,6 @@
 """What the steps of a scaler did: one record per step, and a bounded history."""
 
+import sys
 import warnings
 import weakref
 from collections import deque
@@ -115,6 +116,14 @@ class StepRecord:
 
 def _restored(values: dict[str, Any]) -> StepRecord:
     return StepRecord(**values)
+
+
+def levels_to_user() -> int:
+    """Returns the stack level of a warning that the caller wants to show in the user's code."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("halfstep."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def overflow_reason(nonfinite: Culprits) -> str:
@@ -265,7 +274,7 @@ class History:
                 f"{row} optimizer steps in a row were skipped, the latest because {record.reason} "
                 f"at loss scale {record.scale:g}. {advice(record)}"
             )
-            warnings.warn(SkippedStepsWarning(text), stacklevel=7)
+            warnings.warn(SkippedStepsWarning(text), stacklevel=levels_to_user())
 
     def __str__(self) -> str:
         head = f"{self.steps} steps, {self.skipped} skipped, "
