@@ -1,4 +1,13 @@
-"""Mixed precision for PyTorch."""
+"""Mixed precision for PyTorch: drop-in replacements for `torch.amp`, and what they make possible."""
+
+from importlib.util import find_spec
+
+from halfstep.errors import MissingExtraError
+
+if find_spec("torch") is None:
+    raise MissingExtraError(
+        "halfstep.torch needs PyTorch, and it is not installed. Run: pip install 'halfstep[torch]'"
+    )
 
 from halfstep.torch import _checkpoint
 from halfstep.torch._autocast import autocast as autocast
@@ -6,7 +15,23 @@ from halfstep.torch._custom import custom_bwd as custom_bwd
 from halfstep.torch._custom import custom_fwd as custom_fwd
 from halfstep.torch._explain import Explanation as Explanation
 from halfstep.torch._saved import saved_bytes as saved_bytes
+from halfstep.torch._scaler import GradScaler as GradScaler
+from halfstep.torch._steps import History as History
+from halfstep.torch._steps import ScaleChange as ScaleChange
+from halfstep.torch._steps import SkippedStepsWarning as SkippedStepsWarning
+from halfstep.torch._steps import StepRecord as StepRecord
 
 _checkpoint.install()
 
-__all__ = ["Explanation", "autocast", "custom_bwd", "custom_fwd", "saved_bytes"]
+__all__ = [
+    "Explanation",
+    "GradScaler",
+    "History",
+    "ScaleChange",
+    "SkippedStepsWarning",
+    "StepRecord",
+    "autocast",
+    "custom_bwd",
+    "custom_fwd",
+    "saved_bytes",
+]

@@ -3,12 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from halfstep.torch._actions import Cache, Casts, Runner
 from halfstep.torch._dtypes import COMPUTE
 from halfstep.torch._explain import CountingCache, Observer
 from halfstep.torch._ops import Operation
 from halfstep.torch._paths import PATHS
 from halfstep.torch._tables import Table
+from halfstep.torch._weights import NoCache
+
+Found = tuple[Runner, dict[torch.dtype, Casts]]
 
 
 class Active:
@@ -26,33 +31,36 @@ class Active:
         self.text = table.text
         self.handles = bool(table.handled)
         self.needs_paths = table.needs_paths
-        made = cache if observer is None else CountingCache(cache, observer)
-        self.casts = {dtype: Casts(self.device_type, dtype, made) for dtype in COMPUTE.values()}
-        self.owns = next(iter(self.casts.values())).is_here
-        self.runner = self._find_runner(observer)
+        self._observer = observer
+        self._anew, self._remembered = self._casts(NoCache()), self._casts(cache)
+        self.owns = self._anew[torch.float32].is_here
+        self.find = self._finder()
 
-    def _find_runner(self, observer: Observer | None) -> Callable[[Operation], Runner | None]:
-        """Returns the function that says what runs for an operation; None leaves it to PyTorch."""
-        if observer is not None:
-            return lambda operation: self._recorded(operation, observer)
-        if self.needs_paths:
-            return lambda operation: self.table.runner(operation, PATHS.current())
-        runners = self.table.runners
-        return lambda operation: runners.get(operation.name)
+    def _casts(self, cache: Cache) -> dict[torch.dtype, Casts]:
+        counted = CountingCache(cache, self._observer) if self._observer else cache
+        return {dtype: Casts(self.device_type, dtype, counted) for dtype in COMPUTE.values()}
 
-    def _recorded(self, operation: Operation, observer: Observer) -> Runner | None:
-        path = PATHS.current()
+    def _finder(self) -> Callable[[Operation], Found | None]:
+        """Returns the function that says what runs for an operation, and with which casts."""
+        if self._observer or self.needs_paths:
+            return lambda operation: self._find(operation, PATHS.current())
+        found = {operation.name: self._find(operation, "") for operation in self.table.operations}
+        return lambda operation: found.get(operation.name)
+
+    def _find(self, operation: Operation, path: str) -> Found | None:
         runner = self.table.runner(operation, path)
         if runner is None:
             return None
-        rule = self.table.rule(operation, path)
+        if self._observer is not None:
+            runner = _recorded(runner, operation, self.table.action(operation, path), self._observer)
+        remembers = self.table.remembers_weights(operation)
+        return runner, self._remembered if remembers else self._anew
 
-        def recorded(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], casts: Casts) -> Any:
-            return observer.ruled(
-                operation.base,
-                "keep" if rule is None else rule.action,
-                (*args, *kwargs.values()),
-                lambda: runner(op, args, kwargs, casts),
-            )
 
-        return recorded
+def _recorded(runner: Runner, operation: Operation, action: str, observer: Observer) -> Runner:
+    def recorded(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], casts: Casts) -> Any:
+        given = (*args, *kwargs.values())
+        run = lambda: runner(op, args, kwargs, casts)  # noqa: E731
+        return observer.ruled(operation.base, action, given, run)
+
+    return recorded

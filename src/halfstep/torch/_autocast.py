@@ -15,6 +15,7 @@ from halfstep.torch._devices import check_device, default_device
 from halfstep.torch._dtypes import checked, compute_dtype
 from halfstep.torch._explain import Explanation, Observer
 from halfstep.torch._ops import overloads
+from halfstep.torch._private import never_compile
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -98,14 +99,7 @@ class autocast:  # noqa: N801 - the name that users of torch.autocast know
         return self._settings.enabled
 
     def __enter__(self) -> Self:
-        settings = self._settings
-        _state.enter(
-            settings.device_type,
-            settings.dtype,
-            settings.enabled,
-            settings.cached,
-            settings.rules,
-        )
+        _state.enter(*self._settings)
         return self
 
     def __exit__(
@@ -125,9 +119,11 @@ class autocast:  # noqa: N801 - the name that users of torch.autocast know
                 "To run a block write `with autocast(...):`."
             )
 
+        settings = self._settings
+
         @functools.wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
-            with self:
+            with _Inside(settings):
                 return function(*args, **kwargs)
 
         return inside  # type: ignore[return-value]
@@ -154,6 +150,19 @@ class autocast:  # noqa: N801 - the name that users of torch.autocast know
     def __repr__(self) -> str:
         device_type, dtype, enabled, _, rules = self._settings
         return f"autocast({device_type!r}, dtype={dtype}, enabled={enabled}, rules={rules!r})"
+
+
+class _Inside:
+    """A region made where it is entered, which is what a compiled function can hold."""
+
+    def __init__(self, settings: _Settings) -> None:
+        self._settings = settings
+
+    def __enter__(self) -> None:
+        _state.enter(*self._settings)
+
+    def __exit__(self, *error: object) -> None:
+        _state.leave()
 
 
 @torch.compiler.assume_constant_result
@@ -188,3 +197,14 @@ def _check(rules: Rules) -> None:
     for edit in rules.edits:
         if "::" in edit.target:
             overloads(edit.target)
+
+
+# These run around what is compiled, or are traced into it; as frames of their own they are noise.
+for _function in (
+    autocast.__init__,
+    autocast.__enter__,
+    autocast.__exit__,
+    _Inside.__enter__,
+    _Inside.__exit__,
+):
+    never_compile(_function)

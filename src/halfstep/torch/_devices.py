@@ -3,6 +3,7 @@
 import torch
 
 from halfstep.errors import UsageError
+from halfstep.torch import _private
 
 
 def default_device() -> str:
@@ -27,10 +28,10 @@ def check_device(device_type: object, *, enabled: bool) -> str:
             f"autocast needs a device type such as 'cuda' or 'cpu', got {device_type!r}. "
             "Write autocast(tensor.device.type)."
         )
-    if not torch.amp.is_autocast_available(device_type):
+    if device_type not in _private.autocast_devices():
         raise UsageError(
             f"autocast needs a device type that PyTorch can autocast, got {device_type!r}. "
-            f"Write one of {', '.join(torch._C._autocast_supported_devices())}."
+            f"Write one of {', '.join(_private.autocast_devices())}."
         )
     if enabled and device_type == "cuda" and not torch.cuda.is_available():
         raise UsageError(

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from halfstep.torch._actions import tensors_of
+from halfstep.torch._actions import Cache, tensors_of
 from halfstep.torch._dtypes import name_of
 from halfstep.torch._paths import PATHS
-from halfstep.torch._weights import WeightCache
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,7 @@ class CountingCache:
         observer: Who counts.
     """
 
-    def __init__(self, cache: WeightCache, observer: Observer) -> None:
+    def __init__(self, cache: Cache, observer: Observer) -> None:
         self._cache = cache
         self._observer = observer
 

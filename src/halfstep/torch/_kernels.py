@@ -64,12 +64,13 @@ def _kernel(operation: Operation, find: _Find) -> Callable[..., Any]:
 
     def kernel(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         active = find(args)
-        runner = None if active is None else active.runner(operation)
-        if runner is None:
+        found = None if active is None else active.find(operation)
+        if found is None:
             return overload.redispatch(keyset & _private.BELOW, *args, **kwargs)
-        casts = active.casts[torch.get_autocast_dtype(active.device_type)]
+        runner, casts = found
+        low = torch.get_autocast_dtype(active.device_type)
         with _private.without_autocast():
-            return runner(overload, args, kwargs, casts)
+            return runner(overload, args, kwargs, casts[low])
 
     _private.never_compile(kernel)
     return kernel

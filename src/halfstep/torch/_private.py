@@ -17,6 +17,7 @@ _NEEDED = (
     "DispatchKey",
     "DispatchKeySet",
     "_ExcludeDispatchKeyGuard",
+    "_autocast_supported_devices",
     "_dispatch_has_kernel",
     "_dispatch_has_kernel_for_dispatch_key",
     "_dispatch_keyset_full_after",
@@ -60,6 +61,11 @@ def _all_autocast_keys() -> Any:
 _ALL = _all_autocast_keys()
 BELOW = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, KEY))
 _Guard = torch._C._ExcludeDispatchKeyGuard
+
+
+def autocast_devices() -> list[str]:
+    """Returns the types of device that PyTorch can autocast."""
+    return torch._C._autocast_supported_devices()
 
 
 def without_autocast() -> Any:

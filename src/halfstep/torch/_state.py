@@ -18,7 +18,7 @@ from halfstep.torch._kernels import Kernels
 from halfstep.torch._ops import operations
 from halfstep.torch._paths import PATHS
 from halfstep.torch._tables import Scope, Table, table
-from halfstep.torch._tracing import in_graph
+from halfstep.torch._tracing import in_graph, when_abandoned
 from halfstep.torch._weights import WeightCache
 
 
@@ -74,7 +74,9 @@ def enter(device_type: str, dtype: torch.dtype, enabled: bool, cached: bool, rul
     if enabled:
         entered = (local.activate(local.observer, cached, device_type, dtype, rules),)
     others = tuple(active for active in local.actives if active.device_type != device_type)
-    local.frames.append(_frame(device_type, any(active.needs_paths for active in entered)))
+    frame = _frame(device_type, any(active.needs_paths for active in entered))
+    local.frames.append(frame)
+    when_abandoned(lambda: _abandon(frame))
     torch.set_autocast_enabled(device_type, enabled)
     torch.set_autocast_dtype(device_type, dtype)
     torch.autocast_increment_nesting()
@@ -100,6 +102,12 @@ def leave() -> None:
         PATHS.stop()
     if not _LOCAL.frames:
         _LOCAL.weights.clear()
+
+
+def _abandon(frame: _Frame) -> None:
+    """Leaves a region, and those inside it, if nobody did."""
+    while any(entered is frame for entered in _LOCAL.frames):
+        leave()
 
 
 def _put_in_force(actives: tuple[Active, ...]) -> None:

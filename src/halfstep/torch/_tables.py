@@ -61,7 +61,7 @@ class Table:
         self.handled = tuple(
             operation
             for operation in self.operations
-            if operation.name in self._limited or _differs(self.rule(operation), operation, scope)
+            if operation.name in self._limited or self._differs(operation)
         )
 
     def rule(self, operation: Operation, path: str = "") -> Rule | None:
@@ -85,6 +85,32 @@ class Table:
         """Whether a rule asks in which module an operation runs."""
         return self._patterns
 
+    def remembers_weights(self, operation: Operation) -> bool:
+        """Whether an operation runs through us for the sake of the cache of weights."""
+        uses_them_again = operation.name.endswith("_cell.default")
+        asked = self.scope.cached and operation.family in ("matmul", "convolution")
+        return uses_them_again or asked
+
+    def action(self, operation: Operation, path: str) -> str:
+        """Returns what the rules say about an operation in a module, `keep` where nothing."""
+        rule = self.rule(operation, path)
+        return "keep" if rule is None else rule.action
+
+    def _differs(self, operation: Operation) -> bool:
+        """Whether PyTorch's own autocast does not do what the rules say."""
+        rule, device_type = self.rule(operation), self.scope.device_type
+        native = native_action(operation, device_type)
+        if self.scope.observed:
+            return rule is not None or native is not None
+        if rule is None or rule.action == "keep":
+            follows = rule is not None and operation.technique in ("fill", "follow")
+            return native is not None or (follows and not _mixes(operation, device_type))
+        if rule.action == "widest" and operation.base in _PROMOTES_BY_ITSELF:
+            return native not in (None, "widest")
+        if rule.action == "lower" and self.remembers_weights(operation):
+            return True
+        return rule.action != native
+
     def edited(self) -> list[Operation]:
         """Returns the operations that only an edit of the rules speaks about."""
         known = set(operations(Rules.named("none")))
@@ -98,26 +124,6 @@ class Table:
         if key not in self._by_path:
             self._by_path[key] = runner(self.rule(operation, path), operation)
         return self._by_path[key]
-
-
-def _differs(rule: Rule | None, operation: Operation, scope: Scope) -> bool:
-    native = native_action(operation, scope.device_type)
-    if scope.observed:
-        return rule is not None or native is not None
-    if rule is None or rule.action == "keep":
-        follows = rule is not None and operation.technique in ("fill", "follow")
-        return native is not None or (follows and not _mixes(operation, scope.device_type))
-    if rule.action == "widest" and operation.base in _PROMOTES_BY_ITSELF:
-        return native not in (None, "widest")
-    if rule.action == "lower" and _remembers_weights(operation, scope):
-        return True
-    return rule.action != native
-
-
-def _remembers_weights(operation: Operation, scope: Scope) -> bool:
-    """Whether to take an operation from PyTorch's kernel for the sake of the cache of weights."""
-    uses_them_again = operation.name.endswith("_cell.default")
-    return uses_them_again or (scope.cached and operation.family in ("matmul", "convolution"))
 
 
 def _mixes(operation: Operation, device_type: str) -> bool:

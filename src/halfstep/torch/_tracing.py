@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,20 +29,31 @@ def module_path() -> str:
     """
     if not torch.compiler.is_compiling():
         return ""
-    stack = _stack_of_translator() or fx_traceback.get_current_meta().get("nn_module_stack") or {}
+    translator = _translator()
+    stack = translator.nn_module_stack if translator else None
+    stack = stack or fx_traceback.get_current_meta().get("nn_module_stack") or {}
     sources = [source for source, *_ in stack.values()]
     return parse_source(sources[-1]) if sources else ""
 
 
-def _stack_of_translator() -> Any:
+def when_abandoned(callback: Callable[[], None]) -> None:
+    """Calls back when the capture of a graph ends, if one is going on.
+
+    A capture that is given up half-way leaves behind what functions in the graph switched on.
+    """
+    translator = _translator()
+    if translator is not None:
+        translator.output.add_cleanup_hook(callback)
+
+
+def _translator() -> Any:
     symbolic_convert = sys.modules.get("torch._dynamo.symbolic_convert")
     if symbolic_convert is None:
         return None
     try:
-        translator = symbolic_convert.InstructionTranslator.current_tx()
+        return symbolic_convert.InstructionTranslator.current_tx()
     except AttributeError:
         return None
-    return translator.nn_module_stack
 
 
 def parse_source(source: str) -> str:

@@ -1,0 +1,160 @@
+import pytest
+import torch
+from torch import nn
+
+from halfstep.torch import autocast
+
+RULES = ["halfstep-1", "halfstep-1 + softmax=full", "torch-2.13", "halfstep-1 + matmul[where=head]=full"]  # fmt: skip
+
+
+class Net(nn.Module):
+    """Attention in small: products, a normalisation, a softmax, an island and a nested region."""
+
+    def __init__(self, dtype=torch.bfloat16):
+        super().__init__()
+        self.dtype = dtype
+        self.body, self.head, self.norm = nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, inputs):
+        hidden = self.body(inputs)
+        weights = self.norm(hidden).softmax(-1)
+        with autocast("cpu", enabled=False):
+            island = self.head(weights.float())
+        with autocast("cpu", dtype=self.dtype, rules="halfstep-1 + aten::exp=keep"):
+            nested = self.head(hidden).exp()
+        return hidden, weights, island, nested
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Counter:
+    """A backend that counts its graphs."""
+
+    def __init__(self, backend):
+        self.backend, self.graphs = torch._dynamo.lookup_backend(backend), 0
+
+    def __call__(self, graph, examples):
+        self.graphs += 1
+        return self.backend(graph, examples)
+
+
+def run(function, model, rules, dtype):
+    model.zero_grad()
+    with autocast("cpu", dtype=dtype, rules=rules):
+        outputs = function(torch.linspace(-1, 1, 32).reshape(4, 8))
+    sum(output.float().square().sum() for output in outputs).backward()
+    return outputs, [parameter.grad.clone() for parameter in model.parameters()]
+
+
+# Inductor imports a part of PyTorch that is deprecated.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_compiled_model_runs_by_the_same_rules_as_eager(backend, dtype):
+    torch.manual_seed(0)
+    model, counter = Net(dtype), Counter(backend)
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    for rules in RULES:
+        outputs, gradients = run(model, model, rules, dtype)
+        compiled_outputs, compiled_gradients = run(compiled, model, rules, dtype)
+        assert [o.dtype for o in compiled_outputs] == [o.dtype for o in outputs]
+        torch.testing.assert_close(compiled_gradients, gradients, rtol=0.05, atol=0.05)
+    assert counter.graphs == len(RULES)
+
+
+def test_rules_that_come_back_find_their_graph():
+    model, counter = Net(), Counter("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    for rules in RULES[:2] * 3:
+        run(compiled, model, rules, torch.bfloat16)
+    assert counter.graphs == 2
+
+
+def test_the_compiled_backward_is_outside_of_the_region():
+    """Inside, the float16 product of the gradients would overflow."""
+
+    class Island(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out = nn.Linear(4, 1)
+
+        def forward(self, inputs):
+            with autocast("cpu", enabled=False):
+                return self.out(inputs.float())
+
+    model = Island()
+    gradients = []
+    for function in (model, torch.compile(model, backend="aot_eager")):
+        model.zero_grad()
+        with autocast("cpu", dtype=torch.float16):
+            outputs = function(torch.ones(8, 4))
+        (outputs * 16384).sum().backward()
+        gradients.append(model.out.weight.grad)
+    assert torch.equal(*gradients)
+
+
+def test_a_region_inside_of_the_compiled_function():
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def function(left, right):
+        with autocast("cpu", dtype=torch.bfloat16, rules="halfstep-1 + exponential=keep"):
+            inside = left @ right
+            low = inside.exp()
+        return inside, low, left @ right
+
+    dtypes = [output.dtype for output in function(torch.ones(2, 2), torch.ones(2, 2))]
+    assert dtypes == [torch.bfloat16, torch.bfloat16, torch.float32]
+
+
+def test_a_decorated_method_compiles():
+    class Decorated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        @autocast("cpu", dtype=torch.bfloat16)
+        def forward(self, inputs):
+            return self.layer(inputs).softmax(-1)
+
+    compiled = torch.compile(Decorated(), fullgraph=True, backend="aot_eager")
+    assert compiled(torch.ones(1, 2)).dtype is torch.bfloat16
+
+
+def test_weights_are_not_remembered_in_a_graph():
+    layer = nn.Linear(2, 2, bias=False)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with autocast("cpu", cache_enabled=True):
+        before = compiled(torch.ones(1, 2))
+        with torch.no_grad():
+            layer.weight.mul_(2)
+        after = compiled(torch.ones(1, 2))
+    assert torch.equal(after, before * 2)
+
+
+def test_a_graph_break_inside_of_a_region():
+    layer = nn.Linear(2, 2)
+
+    @torch.compile(backend="aot_eager")
+    def function(inputs):
+        with autocast("cpu", dtype=torch.bfloat16):
+            hidden = layer(inputs)
+            torch._dynamo.graph_break()
+            return hidden, layer(hidden)
+
+    assert [output.dtype for output in function(torch.ones(1, 2))] == [torch.bfloat16] * 2
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_plain_autocast_compiles_as_ever_after_a_region():
+    half = torch.ones(4).half()
+    function = torch.compile(lambda values: values.exp(), backend="aot_eager")
+    with autocast("cpu", dtype=torch.float16):
+        assert function(half).dtype is torch.float32
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert function(half).dtype is torch.float16
