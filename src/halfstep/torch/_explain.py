@@ -39,6 +39,9 @@ class Row:
     cast_bytes: int
 
 
+# What autograd and factory functions do for themselves.
+_BOOKKEEPING = ("aten::detach", "aten::lift_fresh")
+
 _Key = tuple[str, str, str, tuple[str, ...], tuple[str, ...]]
 
 
@@ -152,7 +155,7 @@ class Observer(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self._seen += 1
-        if not self._depth:
+        if not self._depth and func._schema.name not in _BOOKKEEPING:
             self._record(func._schema.name, "", args, result, 0, 0)
         return result
 

@@ -51,6 +51,10 @@ class Kernels:
                     _private.uninstall(self._installed.pop(name))
                 self._passing.difference_update(added)
 
+    def names(self) -> tuple[str, ...]:
+        """Returns the operations that have a kernel at the moment."""
+        return tuple(self._installed)
+
     def _add(self, operation: Operation) -> bool:
         if operation.name in self._installed:
             return False
