@@ -109,7 +109,7 @@ def bits_per_byte(model, text):
 def main():
     """Trains, measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seed", type=int, help="without it, whatever seed the process has")
     arguments = parser.parse_args()
     if arguments.seed is not None:
@@ -118,7 +118,7 @@ def main():
     model = GPT()
     train(model, train_text, arguments.steps)
     result = bits_per_byte(model, test_text)
-    halfstep.metric("held-out loss, bits per byte", result)
+    halfstep.metric("held-out loss", result)
     print(f"held-out loss {result:.4f} bits per byte")
 
 
