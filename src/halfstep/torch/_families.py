@@ -11,7 +11,6 @@ _LISTS: dict[str, str] = {
     """,
     "convolution": """
         conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
-        convolution _convolution cudnn_convolution cudnn_convolution_transpose
     """,
     "attention": """
         scaled_dot_product_attention _scaled_dot_product_flash_attention
@@ -89,7 +88,7 @@ _LISTS: dict[str, str] = {
     "pointwise": """
         addcdiv addcmul addcdiv_ addcmul_ lerp lerp_ atan2 hypot nextafter cross linalg_cross dot
         vdot tensordot bilinear grid_sampler grid_sampler_2d grid_sampler_3d prelu cat stack
-        heaviside block_diag kron cartesian_prod meshgrid bucketize searchsorted
+        heaviside embedding_bag block_diag kron cartesian_prod meshgrid bucketize searchsorted
         isclose allclose equal
     """,
     "indexing": """
