@@ -74,22 +74,25 @@ def founds_of(states: Iterable[State]) -> list[Tensor]:
 
 def is_bad(state: State) -> bool:
     """Returns whether a gradient was not finite, and waits for the device to know it."""
-    if state.get("bad") is None:
-        state["bad"] = any(found.item() for found in state["found_inf_per_device"].values())
-    return bool(state["bad"])
+    bad: bool | None = state.get("bad")
+    if bad is None:
+        bad = False
+        for found in state["found_inf_per_device"].values():
+            bad |= bool(found.item())
+        state["bad"] = bad
+    return bad
 
 
 def known_bad(states: Iterable[State]) -> bool | None:
     """Returns whether any optimizer found a bad gradient, or None if only a device knows."""
-    answers = [_known_bad(state) for state in states]
-    return None if None in answers else any(answers)
-
-
-def _known_bad(state: State) -> bool | None:
-    founds = state["found_inf_per_device"].values()
-    if state["bad"] is None and not all(found.is_cpu for found in founds):
-        return None
-    return is_bad(state)
+    bad = False
+    for state in states:
+        if state["bad"] is None:
+            for found in state["found_inf_per_device"].values():
+                if not found.is_cpu:
+                    return None
+        bad |= is_bad(state)
+    return bad
 
 
 def total(founds: list[Tensor], device: torch.device) -> Tensor:
@@ -115,6 +118,8 @@ def why_refused(scaler: "GradScaler", optimizer: Optimizer, state: State) -> str
     """
     if not state["found_inf_per_device"]:
         return EMPTY
+    if state["seen"] is None:
+        return "" if is_bad(state) else None
     late = [] if known_bad([state]) else [*found_late(scaler, optimizer, state).values()]
     if late and not total([*founds_of([state]), *late], scaler._cell.device).item():
         state["bad"] = False

@@ -93,8 +93,8 @@ class Later:
 
 
 def _scale(scaler: "GradScaler") -> Lazy[float]:
-    state = scaler._cell.known()
-    if state is not None:
-        return state.scale
+    known = scaler._cell.known_scale()
+    if known is not None:
+        return known
     scale, _ = scaler._check_scale_growth_tracker("step")
     return scale.detach().clone().item

@@ -33,7 +33,7 @@ class ScaleCell:
         self.scale: Tensor | None = None
         self.tracker: Tensor | None = None
         self.overflows: int | Tensor = 0
-        self._lowest = self.initial.scale
+        self._latest = self.initial.scale
         self._written: tuple[Any, ...] = ()
         self._state = self.initial
 
@@ -84,6 +84,13 @@ class ScaleCell:
             return ScaleState(scale.item(), int(tracker.item()), overflows)
         return self._state if self._written == self._marks() else None
 
+    def known_scale(self) -> float | None:
+        """Returns the scale if the host can tell it without waiting for a device."""
+        if self.scale is not None and self.scale.is_cpu:
+            return self.scale.item()
+        state = self.known()
+        return None if state is None else state.scale
+
     def read(self) -> ScaleState:
         """Returns the state, and waits for the device if it must."""
         state = self.known()
@@ -99,7 +106,7 @@ class ScaleCell:
         """Makes this the state, where the host may know the state before."""
         if self.scale is None or self.tracker is None:
             self.initial = state
-            self._lowest = state.scale
+            self._latest = state.scale
             return
         before = before or self.known()
         if before is None or before.scale != state.scale:
@@ -117,7 +124,7 @@ class ScaleCell:
             self.put(before._replace(scale=scale), before)
             return before.scale
         self.tensors()[0].fill_(scale)
-        self._lowest = min(self._lowest, scale)
+        self._latest = min(self._latest, scale)
         return None
 
     def cap(self, limit: float) -> tuple[float, float] | None:
@@ -126,16 +133,16 @@ class ScaleCell:
         if before is None:
             assert self.scale is not None
             self.scale.clamp_(max=limit)
-            self._lowest = min(self._lowest, limit)
+            self._latest = min(self._latest, limit)
         elif before.scale > limit:
             self.put(before._replace(scale=limit))
             return before.scale, limit
         return None
 
     def may_be_below_one(self) -> bool:
-        """Returns whether unscaling may enlarge gradients, as far as the host knows."""
+        """Returns whether unscaling may enlarge gradients, by what the host knew last."""
         state = self.known()
-        return (self._lowest if state is None else state.scale) < 1.0
+        return (self._latest if state is None else state.scale) < 1.0
 
     def inverse(self) -> Tensor:
         """Returns 1 / scale as a finite tensor, without float64 on the device."""
@@ -164,8 +171,6 @@ class ScaleCell:
         scale.copy_(after[0])
         tracker.copy_(after[1])
         self.overflows = after[2] if self.rule.hysteresis > 1 else 0
-        lower = max(self._lowest * self.rule.backoff_factor, self.rule.min_scale)
-        self._lowest = min(self._lowest, lower)
         self._written = ()
 
     def _marks(self) -> tuple[Any, ...]:
@@ -173,7 +178,7 @@ class ScaleCell:
         return id(scale), scale._version, id(tracker), tracker._version
 
     def _remember(self, state: ScaleState) -> None:
-        self._state, self._written, self._lowest = state, self._marks(), state.scale
+        self._state, self._written, self._latest = state, self._marks(), state.scale
 
 
 def next_on_device(

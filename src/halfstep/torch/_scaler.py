@@ -135,7 +135,7 @@ class GradScaler(Surface, torch.amp.GradScaler):
 
     def _start(self) -> None:
         """Sets what is not kept in a pickle."""
-        self._steps: weakref.WeakKeyDictionary[Optimizer, StepRecord] = weakref.WeakKeyDictionary()
+        self._steps: dict[int, StepRecord] = {}
         self._unseen_updates = 0
         self._losses = LossWatch()
         self._clips: deque[Clipped] = deque(maxlen=16)
@@ -197,7 +197,7 @@ class GradScaler(Surface, torch.amp.GradScaler):
 
     def last_step_of(self, optimizer: Optimizer) -> StepRecord:
         """Returns what the latest `step` of one optimizer did."""
-        return self._steps.get(optimizer) or StepRecord(skipped=True, reason=NOT_YET)
+        return self._steps.get(id(optimizer)) or StepRecord(skipped=True, reason=NOT_YET)
 
     @property
     def history(self) -> History:
@@ -269,7 +269,10 @@ class GradScaler(Surface, torch.amp.GradScaler):
                 self._cell.start(gradient.device)
 
     def _record(self, optimizer: Optimizer, record: StepRecord) -> None:
-        self._last_step = self._steps[optimizer] = record
+        key = id(optimizer)
+        if key not in self._steps:
+            weakref.finalize(optimizer, self._steps.pop, key, None).atexit = False
+        self._last_step = self._steps[key] = record
         if listening():
             emit("step", record=record)
         self._history.add(optimizer, record)

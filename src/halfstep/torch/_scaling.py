@@ -48,7 +48,8 @@ class PassThrough:
 
     def scale(self, scaler: "GradScaler", outputs: Any) -> Any:
         """Returns the outputs as they are."""
-        _tell_loss(outputs)
+        if listening():
+            _tell_loss(outputs)
         return outputs
 
     def unscale_(self, scaler: "GradScaler", optimizer: Optimizer) -> None:
@@ -89,7 +90,8 @@ class Scaling:
         scaler._scale_calls += 1
         scaler._clip_watch = True
         scaler._losses.note(outputs)
-        _tell_loss(outputs)
+        if listening():
+            _tell_loss(outputs)
         if scale.device != outputs.device:
             scale = scale.to(outputs.device, non_blocking=True)
         return widened(outputs) * scale
@@ -171,20 +173,21 @@ class Scaling:
             number = checked_scale(new_scale, "update(new_scale)")
             before = scaler._cell.set_scale(number)
             scaler._history.changed(before or number, number, "update(new_scale)")
-        elif founds := founds_of(scaler._per_optimizer_states.values()):
-            self._advance(scaler, founds)
         else:
-            refuse_unchecked(scaler._per_optimizer_states.values())
+            self._advance(scaler)
         scaler._begin_iteration()
         if listening():
             emit("update", scale=scaler._cell.snapshot())
 
-    def _advance(self, scaler: "GradScaler", founds: list[Tensor]) -> None:
-        cell = scaler._cell
-        before, bad = cell.known(), known_bad(scaler._per_optimizer_states.values())
+    def _advance(self, scaler: "GradScaler") -> None:
+        cell, states = scaler._cell, scaler._per_optimizer_states.values()
+        if not any(state["found_inf_per_device"] for state in states):
+            refuse_unchecked(states)
+            return
+        before, bad = cell.known(), known_bad(states)
         if before is None or bad is None:
             kept = scaler._losses.on_device(cell.device)
-            cell.advance_on_device(total(founds, cell.device), kept)
+            cell.advance_on_device(total(founds_of(states), cell.device), kept)
             self._poll(scaler)
         elif not bad:
             after = cell.rule.next(before, finite=True)
@@ -218,7 +221,7 @@ class Scaling:
 
 
 def _tell_loss(outputs: Any) -> None:
-    if listening() and isinstance(outputs, Tensor) and outputs.numel() == 1:
+    if isinstance(outputs, Tensor) and outputs.numel() == 1:
         emit("loss", value=outputs.detach())
 
 

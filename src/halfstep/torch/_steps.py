@@ -238,9 +238,10 @@ class History:
     def add(self, optimizer: Optimizer, record: StepRecord) -> None:
         """Counts a step; one whose outcome is still on the device is counted when it is known."""
         self._steps += 1
+        if record._skipped is False and not self._rows:
+            return
         if record.known:
-            if record.skipped or self._rows:
-                self._count(optimizer, record)
+            self._count(optimizer, record)
         else:
             self._waiting.append((weakref.ref(optimizer), record))
 
