@@ -179,7 +179,7 @@ def in_a_process(what, rounds):
 
 
 def cell(figure):
-    return f"{figure['ratio']:.2f} ({figure['low']:.2f}–{figure['high']:.2f})"
+    return f"{figure['ratio']:.2f} ({figure['low']:.2f}-{figure['high']:.2f})"
 
 
 def table(measured, scaler):

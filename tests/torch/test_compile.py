@@ -4,7 +4,12 @@ from torch import nn
 
 from halfstep.torch import autocast
 
-RULES = ["halfstep-1", "halfstep-1 + softmax=full", "torch-2.13", "halfstep-1 + matmul[where=head]=full"]  # fmt: skip
+RULES = [
+    "halfstep-1",
+    "halfstep-1 + softmax=full",
+    "torch-2.13",
+    "halfstep-1 + matmul[where=head]=full",
+]
 
 
 class Net(nn.Module):
@@ -53,9 +58,7 @@ def run(function, model, rules, dtype):
 
 # Inductor imports a part of PyTorch that is deprecated.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-@pytest.mark.parametrize(
-    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_compiled_model_runs_by_the_same_rules_as_eager(backend, dtype):
     torch.manual_seed(0)

@@ -3,7 +3,7 @@ import json
 import torch
 from torch import nn
 
-from halfstep.torch import autocast, saved_bytes
+from halfstep.torch import autocast
 from halfstep.torch._state import KERNELS
 
 
@@ -62,7 +62,10 @@ def test_parts_of_an_operation_are_not_listed():
 
 def test_regions_inside_are_recorded_too():
     half = torch.ones(2).half()
-    with autocast("cpu").explain() as explanation, autocast("cpu", rules="halfstep-1 + softmax=full"):
+    with (
+        autocast("cpu").explain() as explanation,
+        autocast("cpu", rules="halfstep-1 + softmax=full"),
+    ):
         half.softmax(0)
     assert [(row.action, row.outputs) for row in explanation.rows] == [("full", ("float32",))]
 
@@ -86,19 +89,16 @@ def test_looking_leaves_no_kernels_behind():
 def test_it_prints_a_table_and_plain_data():
     explanation = explained()
     lines = str(explanation).splitlines()
-    assert lines[0].split() == ["operation", "module", "rule", "count", "in", "out", "casts", "bytes"]
+    assert lines[0].split() == [
+        "operation",
+        "module",
+        "rule",
+        "count",
+        "in",
+        "out",
+        "casts",
+        "bytes",
+    ]
     assert lines[-1] == "5 casts inserted, 84 bytes written by them"
     data = json.loads(json.dumps(explanation.to_dict()))
     assert data["rows"][0]["module"] == "body.0"
-
-
-def test_saved_bytes_counts_each_storage_once_and_no_parameters():
-    weight, inputs = nn.Parameter(torch.ones(8)), torch.ones(8)
-    with saved_bytes() as saved:
-        first = weight * inputs
-        second = weight * inputs
-    assert saved.bytes == inputs.nbytes
-    with saved_bytes() as low, autocast("cpu", dtype=torch.float16):
-        hidden = nn.Linear(8, 8, bias=False)(torch.ones(4, 8))
-    assert low.bytes == 4 * 8 * 2
-    del first, second, hidden

@@ -84,3 +84,11 @@ def test_einsum_runs_low():
     left, right = torch.randn(2, 3, 4), torch.randn(2, 4, 5)
     with autocast("cpu", dtype=torch.float16, rules="torch-2.13"):
         assert torch.einsum("bij,bjk->bik", left, right).dtype is torch.float16
+
+
+def test_what_a_composite_is_made_of_follows_the_rules():
+    """PyTorch runs cross_entropy wide on CPU; CUDA's lists do so only through its parts."""
+    logits, targets = torch.randn(4, 3).half(), torch.tensor([0, 1, 2, 0])
+    with autocast("cpu", dtype=torch.float16, rules="torch-2.13"):
+        assert torch.nn.functional.cross_entropy(logits, targets).dtype is torch.float32
+        assert torch.nn.functional.normalize(logits).dtype is torch.float32

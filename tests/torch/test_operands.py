@@ -58,7 +58,9 @@ def samples(entry):
     """Yields the arguments of an operation's samples that work in plain float32."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = [sample for sample, _ in zip(entry.sample_inputs("cpu", torch.float32), range(SAMPLES))]  # noqa: B905
+        made = [
+            sample for sample, _ in zip(entry.sample_inputs("cpu", torch.float32), range(SAMPLES))
+        ]
     for sample in made:
         arguments = (sample.input, *sample.args)
         if not works(lambda: entry(*arguments, **sample.kwargs)):  # noqa: B023

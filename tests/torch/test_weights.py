@@ -39,7 +39,8 @@ def test_casts_with_and_without_a_gradient_history_are_kept_apart():
 
 def test_what_is_no_weight_is_not_remembered():
     cache = WeightCache()
-    for tensor in (torch.ones(2), torch.ones(2, requires_grad=True), nn.Parameter(torch.ones(2), False)):  # fmt: skip
+    frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+    for tensor in (torch.ones(2), torch.ones(2, requires_grad=True), frozen):
         cache.cast(tensor, LOW)
     assert len(cache) == 0
 
@@ -109,12 +110,12 @@ def test_a_loop_over_time_steps_keeps_one_copy_when_asked():
     def copies(cached):
         kept = []
         pack = lambda tensor: kept.append(tensor.data_ptr()) or tensor  # noqa: E731
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            with autocast("cpu", cache_enabled=cached):
-                hidden = inputs
-                for _ in range(8):
-                    hidden = cell(hidden)
-        return len({address for address in kept})
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        with hooks, autocast("cpu", cache_enabled=cached):
+            hidden = inputs
+            for _ in range(8):
+                hidden = cell(hidden)
+        return len(set(kept))
 
     assert copies(True) < copies(False)
 
@@ -123,9 +124,11 @@ def test_recurrent_cells_keep_one_copy_by_default():
     cell, inputs = nn.LSTMCell(8, 8), torch.ones(1, 8)
     with autocast("cpu").explain() as explanation:
         hidden = cell(inputs)
-        cell(inputs, hidden)
-    (row,) = [row for row in explanation.rows if row.operation == "aten::lstm_cell"][1:]
-    assert row.casts < explanation.rows[-1].count + 3
+        for _ in range(3):
+            hidden = cell(inputs, hidden)
+    cells = [row for row in explanation.rows if row.operation == "aten::lstm_cell"]
+    weights, inputs_and_states = 4, 3 + 3 * 2
+    assert sum(row.casts for row in cells) <= weights + inputs_and_states
 
 
 def test_nothing_is_kept_after_the_region():

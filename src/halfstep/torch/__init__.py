@@ -1,4 +1,4 @@
-"""Mixed precision for PyTorch: drop-in replacements for `torch.amp`, and what they make possible."""
+"""Mixed precision for PyTorch: replacements for `torch.amp`, and what they make possible."""
 
 from importlib.util import find_spec
 

@@ -160,26 +160,23 @@ _RUNNERS: dict[tuple[str, str], Runner] = {
 }
 
 
-def runner(rule: Rule | None, operation: Operation) -> Runner:
-    """Returns what carries a rule out on an operation; no rule means `keep`.
+def runner(rule: Rule, operation: Operation) -> Runner:
+    """Returns what carries a rule out on an operation.
 
     Args:
-        rule: The row that decides, or None.
+        rule: The row that decides.
         operation: The overload that it decides about.
     """
-    action = "keep" if rule is None else rule.action
-    if action == "refuse":
-        return _refusal(rule, operation)
-    if operation.technique == "written" and action != "keep":
+    if rule.action == "refuse":
+        return _refusal(rule.reason, operation)
+    if operation.technique == "written" and rule.action != "keep":
         return _like_first
-    if action == "widest":
+    if rule.action == "widest":
         return _widest
-    return _RUNNERS.get((action, operation.technique if rule else ""), _keep)
+    return _RUNNERS.get((rule.action, operation.technique), _keep)
 
 
-def _refusal(rule: Rule | None, operation: Operation) -> Runner:
-    reason = rule.reason if rule else ""
-
+def _refusal(reason: str, operation: Operation) -> Runner:
     def refuse(op: Any, args: Args, kwargs: Kwargs, casts: Casts) -> Any:
         given = ", ".join(name_of(tensor.dtype) for tensor in tensors_of(args))
         raise RefusedOperationError(

@@ -52,7 +52,9 @@ class Active:
         if runner is None:
             return None
         if self._observer is not None:
-            runner = _recorded(runner, operation, self.table.action(operation, path), self._observer)
+            runner = _recorded(
+                runner, operation, self.table.action(operation, path), self._observer
+            )
         remembers = self.table.remembers_weights(operation)
         return runner, self._remembered if remembers else self._anew
 

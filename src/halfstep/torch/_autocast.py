@@ -30,7 +30,7 @@ class _Settings(NamedTuple):
     rules: str
 
 
-class autocast:  # noqa: N801 - the name that users of torch.autocast know
+class autocast:
     """A region in which each operation runs in the precision that the rules choose.
 
     Replaces `torch.autocast` (and accepts the call forms of `torch.cuda.amp.autocast`). It differs
@@ -107,9 +107,8 @@ class autocast:  # noqa: N801 - the name that users of torch.autocast know
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> bool:
+    ) -> None:
         _state.leave()
-        return False
 
     def __call__(self, function: _Function) -> _Function:
         """Decorates a function, whose body then runs inside the region."""

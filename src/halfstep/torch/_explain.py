@@ -106,11 +106,8 @@ class Explanation:
 def _cells(row: Row) -> tuple[str, ...]:
     inputs, outputs = (" ".join(dict.fromkeys(names)) or "-" for names in (row.inputs, row.outputs))
     numbers = (str(row.casts), f"{row.cast_bytes:,}")
-    return (row.operation, row.module or "-", row.action or "-", str(row.count)) + (
-        inputs,
-        outputs,
-        *numbers,
-    )
+    names = (row.operation, row.module or "-", row.action or "-")
+    return (*names, str(row.count), inputs, outputs, *numbers)
 
 
 class Observer(TorchDispatchMode):

@@ -10,7 +10,6 @@ from torch.nn.modules import module as _module
 
 from halfstep.torch import _private, _tracing
 
-
 # Compiled modules warn that a global hook also fires for their wrapper, which is what we want.
 _SPURIOUS = "Using `torch.compile\\(module\\)` when there are global hooks"
 

@@ -51,15 +51,18 @@ _DEVICE_KEYS = {
 
 
 def _all_autocast_keys() -> Any:
-    keys = [getattr(torch._C.DispatchKey, name, None) for name in (KEY, *_DEVICE_KEYS.values())]
-    keyset = torch._C.DispatchKeySet(keys[0])
-    for key in keys[1:]:
-        keyset = keyset if key is None else keyset.add(key)
+    keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, KEY))
+    for name in _DEVICE_KEYS.values():
+        if hasattr(torch._C.DispatchKey, name):
+            keyset = keyset.add(getattr(torch._C.DispatchKey, name))
     return keyset
 
 
 _ALL = _all_autocast_keys()
-BELOW = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, KEY))
+_below = torch._C._dispatch_keyset_full_after
+# The lowest of the Autocast keys, and the highest, which is ours.
+BELOW_ALL_AUTOCAST = _below(torch._C.DispatchKey.AutocastCPU)
+BELOW_OURS = _below(getattr(torch._C.DispatchKey, KEY))
 _Guard = torch._C._ExcludeDispatchKeyGuard
 
 

@@ -3,7 +3,6 @@
 import functools
 from dataclasses import dataclass
 
-
 from halfstep.core import Rule, Rules
 from halfstep.torch import _private
 from halfstep.torch._actions import Runner, runner
@@ -32,10 +31,10 @@ class Scope:
 
 
 class Table:
-    """The operations of a scope, and which of them PyTorch's own autocast does not do as the rules say.
+    """The operations of a scope, and which of them PyTorch's autocast does not do as the rules say.
 
-    Every operation that a rule or PyTorch speaks about has a runner; those that need a kernel of
-    ours are `handled`.
+    Every operation with a rule has a runner. Those that need a kernel of ours are `handled`: also
+    operations without a rule, if PyTorch has one of its own that must not apply.
 
     Args:
         scope: What the table is made for.
@@ -54,9 +53,9 @@ class Table:
         self.runners = {
             operation.name: runner(rule, operation)
             for operation in self.operations
-            if (rule := self.rule(operation)) or native_action(operation, scope.device_type)
+            if (rule := self.rule(operation))
         }
-        self._by_path: dict[tuple[str, str], Runner] = {}
+        self._by_path: dict[tuple[str, str], Runner | None] = {}
         self._limited = self._find_limited()
         self.handled = tuple(
             operation
@@ -92,9 +91,9 @@ class Table:
         return uses_them_again or asked
 
     def action(self, operation: Operation, path: str) -> str:
-        """Returns what the rules say about an operation in a module, `keep` where nothing."""
+        """Returns what the rules say about an operation in a module, or an empty text."""
         rule = self.rule(operation, path)
-        return "keep" if rule is None else rule.action
+        return "" if rule is None else rule.action
 
     def _differs(self, operation: Operation) -> bool:
         """Whether PyTorch's own autocast does not do what the rules say."""
@@ -122,7 +121,8 @@ class Table:
             return self.runners.get(operation.name)
         key = (operation.name, path)
         if key not in self._by_path:
-            self._by_path[key] = runner(self.rule(operation, path), operation)
+            rule = self.rule(operation, path)
+            self._by_path[key] = None if rule is None else runner(rule, operation)
         return self._by_path[key]
 
 
