@@ -1,0 +1,1 @@
+"""What users reported about mixed precision, each report as a test."""
