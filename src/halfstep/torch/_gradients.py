@@ -44,7 +44,6 @@ def check(gradients: list[Tensor], device: torch.device) -> Found:
     return unscale(by_kind(gradients), one, torch.zeros_like(one), again=False)
 
 
-@torch.no_grad()
 def unscale(kinds: Kinds, inverse: Tensor, found: Tensor, *, again: bool) -> Found:
     """Multiplies gradients in place and returns, per device, 1.0 where one is not finite.
 
@@ -56,17 +55,19 @@ def unscale(kinds: Kinds, inverse: Tensor, found: Tensor, *, again: bool) -> Fou
     """
     inverses, founds = {inverse.device: inverse}, {found.device: found}
     checked: Found = {}
-    for (_, _, layout), group in kinds.items():
-        device = group[0].device
-        if device not in founds:
-            inverses[device] = inverse.to(device, non_blocking=True)
-            founds[device] = torch.zeros((), dtype=torch.float32, device=device)
-        checked[device] = founds[device]
-        values = group if layout is torch.strided else [_values(gradient) for gradient in group]
-        _multiply_and_check(values, founds[device], inverses[device])
-        _check_sums(group, layout, founds[device])
-        if again:
-            _multiply_and_check(values, founds[device], torch.ones_like(inverses[device]))
+    with torch.no_grad():
+        for (_, _, layout), group in kinds.items():
+            device = group[0].device
+            if device not in founds:
+                inverses[device] = inverse.to(device, non_blocking=True)
+                founds[device] = torch.zeros((), dtype=torch.float32, device=device)
+            checked[device] = founds[device]
+            values = group if layout is torch.strided else [_values(each) for each in group]
+            _multiply_and_check(values, founds[device], inverses[device])
+            if layout is torch.sparse_coo:
+                _check_sums(group, founds[device])
+            if again:
+                _multiply_and_check(values, founds[device], torch.ones_like(inverses[device]))
     return checked
 
 
@@ -86,12 +87,11 @@ def _values(gradient: Tensor) -> Tensor:
     return gradient._values() if gradient.is_sparse else gradient.values()
 
 
-def _check_sums(group: list[Tensor], layout: torch.layout, found: Tensor) -> None:
+def _check_sums(group: list[Tensor], found: Tensor) -> None:
     """Checks duplicate indices of sparse gradients the way optimizers will use them: added up."""
-    if layout is torch.sparse_coo:
-        sums = [each.coalesce()._values() for each in group if not each.is_coalesced()]
-        if sums:
-            _multiply_and_check(sums, found, torch.ones_like(found))
+    sums = [each.coalesce()._values() for each in group if not each.is_coalesced()]
+    if sums:
+        _multiply_and_check(sums, found, torch.ones_like(found))
 
 
 def _multiply_and_check(values: list[Tensor], found: Tensor, inverse: Tensor) -> None:
