@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.utils import clip_grad, clip_grad_norm_, clip_grad_value_
 
 from halfstep.errors import ScalerStateError
-from halfstep.torch import _clipping
 from halfstep.torch._scaler import GradScaler
+from halfstep.torch._scaling import _clipping
 
 CLIPS = {
     "clip_grad_norm_": lambda parameters: clip_grad_norm_(parameters, 1.0),

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from halfstep.torch import autocast
-from halfstep.torch._state import KERNELS
+from halfstep.torch._engine._state import KERNELS
 
 
 class Net(nn.Module):

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from halfstep.torch._gradients import (
+from halfstep.torch._scaler import GradScaler
+from halfstep.torch._scaling._gradients import (
     ParameterNames,
     by_kind,
     check,
@@ -15,7 +16,6 @@ from halfstep.torch._gradients import (
     multiply_and_check_by_parts,
     unscale,
 )
-from halfstep.torch._scaler import GradScaler
 
 CPU = torch.device("cpu")
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from halfstep.errors import UsageError
-from halfstep.torch._gradients import ParameterNames
-from halfstep.torch._master import Masters, widen_gradients
 from halfstep.torch._scaler import GradScaler
+from halfstep.torch._scaling._gradients import ParameterNames
+from halfstep.torch._scaling._master import Masters, widen_gradients
 
 HALF = torch.float16
 OPTIMIZERS = {

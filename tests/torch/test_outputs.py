@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from halfstep.errors import UsageError
-from halfstep.torch._outputs import LossWatch
 from halfstep.torch._scaler import GradScaler
+from halfstep.torch._scaling._outputs import LossWatch
 
 Pair = namedtuple("Pair", "first second")
 

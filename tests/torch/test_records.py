@@ -3,8 +3,8 @@ import gc
 import pytest
 import torch
 
-from halfstep.torch._records import unknown_record
 from halfstep.torch._scaler import GradScaler
+from halfstep.torch._scaling._records import unknown_record
 
 
 def start(bad_gradient=1.0, factor=1.0):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfstep.core import LossScale, ScaleState
-from halfstep.torch._scale_cell import FLOAT32_MAX, ScaleCell, next_on_device
+from halfstep.torch._scaling._scale_cell import FLOAT32_MAX, ScaleCell, next_on_device
 
 POWERS = st.integers(-8, 8).map(lambda power: 2.0**power)
 

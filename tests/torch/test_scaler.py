@@ -18,7 +18,7 @@ from halfstep.errors import (
     UsageError,
 )
 from halfstep.torch._scaler import GradScaler
-from halfstep.torch._steps import SkippedStepsWarning
+from halfstep.torch._scaling._steps import SkippedStepsWarning
 
 
 class Loop:
@@ -378,7 +378,7 @@ def test_skips_are_counted_for_each_optimizer():
     assert scaler.last_step is scaler.last_step_of(optimizers[1])
 
 
-@pytest.mark.filterwarnings("ignore::halfstep.torch._steps.SkippedStepsWarning")
+@pytest.mark.filterwarnings("ignore::halfstep.torch._scaling._steps.SkippedStepsWarning")
 def test_no_sequence_of_overflows_harms_a_weight():
     loop = Loop(init_scale=65536.0)
     for _ in range(150):

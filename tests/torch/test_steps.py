@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from halfstep.errors import NonFiniteError
-from halfstep.torch._steps import (
+from halfstep.torch._scaling._steps import (
     EMPTY,
     History,
     ScaleChange,

@@ -3,9 +3,9 @@ import torch
 
 from halfstep import Rules
 from halfstep.torch import _private, autocast
-from halfstep.torch._families import FAMILY_OF
-from halfstep.torch._ops import operations
-from halfstep.torch._tables import Scope, Table, native_action
+from halfstep.torch._engine._families import FAMILY_OF
+from halfstep.torch._engine._ops import operations
+from halfstep.torch._engine._tables import Scope, Table, native_action
 
 DEVICES = ["cpu", "cuda", "mps", "xpu"]
 

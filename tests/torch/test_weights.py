@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from halfstep.torch import autocast
-from halfstep.torch._weights import WeightCache
+from halfstep.torch._engine._weights import WeightCache
 
 LOW = torch.bfloat16
 BOTH = pytest.mark.parametrize("cached", [False, True])

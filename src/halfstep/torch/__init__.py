@@ -16,10 +16,10 @@ from halfstep.torch._custom import custom_fwd as custom_fwd
 from halfstep.torch._explain import Explanation as Explanation
 from halfstep.torch._saved import saved_bytes as saved_bytes
 from halfstep.torch._scaler import GradScaler as GradScaler
-from halfstep.torch._steps import History as History
-from halfstep.torch._steps import ScaleChange as ScaleChange
-from halfstep.torch._steps import SkippedStepsWarning as SkippedStepsWarning
-from halfstep.torch._steps import StepRecord as StepRecord
+from halfstep.torch._scaling._steps import History as History
+from halfstep.torch._scaling._steps import ScaleChange as ScaleChange
+from halfstep.torch._scaling._steps import SkippedStepsWarning as SkippedStepsWarning
+from halfstep.torch._scaling._steps import StepRecord as StepRecord
 
 _checkpoint.install()
 

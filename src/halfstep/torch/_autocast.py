@@ -10,11 +10,11 @@ import torch
 
 from halfstep.core import Policy, Rules, overriding_policy
 from halfstep.errors import UsageError
-from halfstep.torch import _state
 from halfstep.torch._devices import check_device, default_device
 from halfstep.torch._dtypes import checked, compute_dtype
+from halfstep.torch._engine import _state
+from halfstep.torch._engine._ops import overloads
 from halfstep.torch._explain import Explanation, Observer
-from halfstep.torch._ops import overloads
 from halfstep.torch._private import never_compile
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

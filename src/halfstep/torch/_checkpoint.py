@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.utils.checkpoint as _checkpoint
 
-from halfstep.torch import _state
+from halfstep.torch._engine import _state
 
 _GENERATOR = "_checkpoint_without_reentrant_generator"
 

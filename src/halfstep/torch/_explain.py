@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from halfstep.torch._actions import Cache, tensors_of
 from halfstep.torch._dtypes import name_of
-from halfstep.torch._paths import PATHS
+from halfstep.torch._engine._actions import Cache, tensors_of
+from halfstep.torch._engine._paths import PATHS
 
 
 @dataclass(frozen=True)

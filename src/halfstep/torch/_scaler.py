@@ -14,19 +14,24 @@ from torch.optim import Optimizer
 
 from halfstep.core import ScaleState, emit, listening
 from halfstep.errors import NoCheckError, ScalerStateError
-from halfstep.torch._clipping import Clipped, watch
-from halfstep.torch._gradients import (
+from halfstep.torch._scaling._clipping import Clipped, watch
+from halfstep.torch._scaling._gradients import (
     ParameterNames,
     gradients_of,
 )
-from halfstep.torch._iteration import State, fresh_state
-from halfstep.torch._master import Masters
-from halfstep.torch._outputs import LossWatch
-from halfstep.torch._scale_cell import FLOAT32_MAX, ScaleCell
-from halfstep.torch._scaling import PassThrough, Scaling
-from halfstep.torch._settings import checked_limit, checked_scale, device_type, loss_scale
-from halfstep.torch._steps import NOT_YET, History, StepRecord
-from halfstep.torch._surface import Surface
+from halfstep.torch._scaling._iteration import State, fresh_state
+from halfstep.torch._scaling._master import Masters
+from halfstep.torch._scaling._modes import PassThrough, Scaling
+from halfstep.torch._scaling._outputs import LossWatch
+from halfstep.torch._scaling._scale_cell import FLOAT32_MAX, ScaleCell
+from halfstep.torch._scaling._settings import (
+    checked_limit,
+    checked_scale,
+    device_type,
+    loss_scale,
+)
+from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord
+from halfstep.torch._scaling._surface import Surface
 
 _WAYS: dict[bool, Scaling | PassThrough] = {True: Scaling(), False: PassThrough()}
 _NOT_SAVED = ("_clips", "_losses", "_per_optimizer_states", "_steps")

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from halfstep.errors import NoCheckError
-from halfstep.torch._clipping import Clipped, refuse_clipped
-from halfstep.torch._gradients import (
+from halfstep.torch._scaling._clipping import Clipped, refuse_clipped
+from halfstep.torch._scaling._gradients import (
     Found,
     ParameterNames,
     by_kind,
@@ -18,9 +18,9 @@ from halfstep.torch._gradients import (
     gradients_of,
     unscale,
 )
-from halfstep.torch._iteration import State, is_bad, step_optimizer
-from halfstep.torch._master import Masters, widen_gradients
-from halfstep.torch._scale_cell import ScaleCell
+from halfstep.torch._scaling._iteration import State, is_bad, step_optimizer
+from halfstep.torch._scaling._master import Masters, widen_gradients
+from halfstep.torch._scaling._scale_cell import ScaleCell
 
 
 def _of_rule(name: str) -> property:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from halfstep.core import Rule, Rules
 from halfstep.torch import _private
-from halfstep.torch._actions import Runner, runner
-from halfstep.torch._ops import Operation, dispatch_name, operations
+from halfstep.torch._engine._actions import Runner, runner
+from halfstep.torch._engine._ops import Operation, dispatch_name, operations
 
 _PROMOTES_BY_ITSELF = ("aten::cat", "aten::stack", "aten::atan2", "aten::hypot", "aten::nextafter")
 

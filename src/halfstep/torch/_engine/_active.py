@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from halfstep.torch._actions import Cache, Casts, Runner
 from halfstep.torch._dtypes import COMPUTE
+from halfstep.torch._engine._actions import Cache, Casts, Runner
+from halfstep.torch._engine._ops import Operation
+from halfstep.torch._engine._paths import PATHS
+from halfstep.torch._engine._tables import Table
+from halfstep.torch._engine._weights import NoCache
 from halfstep.torch._explain import CountingCache, Observer
-from halfstep.torch._ops import Operation
-from halfstep.torch._paths import PATHS
-from halfstep.torch._tables import Table
-from halfstep.torch._weights import NoCache
 
 Found = tuple[Runner, dict[torch.dtype, Casts]]
 

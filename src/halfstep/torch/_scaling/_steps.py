@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 from torch.optim import Optimizer
 
 from halfstep.errors import NonFiniteError
-from halfstep.torch._gradients import Culprits
+from halfstep.torch._scaling._gradients import Culprits
 
 Value = TypeVar("Value")
 Lazy: TypeAlias = Value | Callable[[], Value]

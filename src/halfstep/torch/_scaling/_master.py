@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from halfstep.errors import UsageError
-from halfstep.torch._gradients import ParameterNames, parameters_of
+from halfstep.torch._scaling._gradients import ParameterNames, parameters_of
 
 _LARGEST = torch.finfo(torch.float16).max
 

@@ -9,9 +9,9 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from halfstep.errors import NoCheckError, ScalerStateError
-from halfstep.torch._gradients import Found, check, fingerprint, gradients_of
-from halfstep.torch._master import Masters, has_half
-from halfstep.torch._steps import EMPTY, LATE, StepRecord
+from halfstep.torch._scaling._gradients import Found, check, fingerprint, gradients_of
+from halfstep.torch._scaling._master import Masters, has_half
+from halfstep.torch._scaling._steps import EMPTY, LATE, StepRecord
 
 if TYPE_CHECKING:
     from halfstep.torch._scaler import GradScaler

@@ -11,7 +11,7 @@ import torch
 from halfstep.core import FAMILIES, Rules
 from halfstep.errors import RuleError
 from halfstep.torch import _private
-from halfstep.torch._families import FAMILY_OF
+from halfstep.torch._engine._families import FAMILY_OF
 
 _FOLLOW = ("layer_norm", "native_layer_norm", "rms_norm", "group_norm", "instance_norm")
 # These refuse a low input whatever dtype they are asked for.

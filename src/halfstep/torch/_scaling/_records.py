@@ -6,8 +6,14 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.optim import Optimizer
 
-from halfstep.torch._gradients import Culprits, ParameterNames, culprits, fingerprint, gradients_of
-from halfstep.torch._steps import LOSS, Lazy, StepRecord, overflow_reason
+from halfstep.torch._scaling._gradients import (
+    Culprits,
+    ParameterNames,
+    culprits,
+    fingerprint,
+    gradients_of,
+)
+from halfstep.torch._scaling._steps import LOSS, Lazy, StepRecord, overflow_reason
 
 if TYPE_CHECKING:
     from halfstep.torch._scaler import GradScaler

@@ -11,7 +11,7 @@ from torch import Tensor
 from halfstep.core import Rule
 from halfstep.errors import RefusedOperationError
 from halfstep.torch._dtypes import name_of
-from halfstep.torch._ops import Operation
+from halfstep.torch._engine._ops import Operation
 
 _NARROW = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _HAS_FLAG = ("cpu", "cuda", "mps", "xpu", "mtia", "maia", "ipu", "xla")

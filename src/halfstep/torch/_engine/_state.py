@@ -10,16 +10,17 @@ import torch
 import torch._functorch.config as functorch_config
 
 from halfstep.core import Rules
-from halfstep.torch import _fingerprint, _private
-from halfstep.torch._active import Active
+from halfstep.torch import _private
 from halfstep.torch._dtypes import name_of
+from halfstep.torch._engine import _fingerprint
+from halfstep.torch._engine._active import Active
+from halfstep.torch._engine._kernels import Kernels
+from halfstep.torch._engine._ops import operations
+from halfstep.torch._engine._paths import PATHS
+from halfstep.torch._engine._tables import Scope, Table, table
+from halfstep.torch._engine._weights import WeightCache
 from halfstep.torch._explain import Observer
-from halfstep.torch._kernels import Kernels
-from halfstep.torch._ops import operations
-from halfstep.torch._paths import PATHS
-from halfstep.torch._tables import Scope, Table, table
 from halfstep.torch._tracing import in_graph, when_abandoned
-from halfstep.torch._weights import WeightCache
 
 
 class _Frame(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from torch.library import Library
 
 from halfstep.torch import _private
-from halfstep.torch._ops import Operation
+from halfstep.torch._engine._ops import Operation
 
 _Find = Callable[[tuple[Any, ...]], Any]
 

@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grad
 from torch.utils.weak import TensorWeakRef
 
 from halfstep.errors import ScalerStateError
-from halfstep.torch._gradients import fingerprint
+from halfstep.torch._scaling._gradients import fingerprint
 
 
 class Clipped:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from halfstep.torch._iteration import (
+from halfstep.torch._scaling._iteration import (
     State,
     finish,
     found_late,
@@ -22,9 +22,9 @@ from halfstep.torch._iteration import (
     step_optimizer,
     total,
 )
-from halfstep.torch._master import has_half
-from halfstep.torch._records import skipped_record, taken_record, unknown_record
-from halfstep.torch._steps import EMPTY, LATE, levels_to_user
+from halfstep.torch._scaling._master import has_half
+from halfstep.torch._scaling._records import skipped_record, taken_record, unknown_record
+from halfstep.torch._scaling._steps import EMPTY, LATE, levels_to_user
 
 if TYPE_CHECKING:
     from halfstep.torch._scaler import GradScaler

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from halfstep.torch._gradients import parameters_of
-from halfstep.torch._master import Masters, Swap
+from halfstep.torch._scaling._gradients import parameters_of
+from halfstep.torch._scaling._master import Masters, Swap
 
 if TYPE_CHECKING:
     from halfstep.torch._scaler import GradScaler

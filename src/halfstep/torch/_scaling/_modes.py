@@ -10,16 +10,16 @@ from torch.optim import Optimizer
 
 from halfstep.core import ScaleState, emit, listening
 from halfstep.errors import NonFiniteError
-from halfstep.torch._closure import (
+from halfstep.torch._scaling._closure import (
     Evaluation,
     NonFiniteEvaluationError,
     Snapshot,
     closure_of,
     with_closure,
 )
-from halfstep.torch._fused import step_fused
-from halfstep.torch._gradients import gradients_of
-from halfstep.torch._iteration import (
+from halfstep.torch._scaling._fused import step_fused
+from halfstep.torch._scaling._gradients import gradients_of
+from halfstep.torch._scaling._iteration import (
     State,
     finish,
     founds_of,
@@ -30,10 +30,10 @@ from halfstep.torch._iteration import (
     total,
     why_refused,
 )
-from halfstep.torch._outputs import LARGEST_FOR_HALF, holds_half, map_outputs, widened
-from halfstep.torch._records import skipped_record, taken_record
-from halfstep.torch._settings import checked_scale
-from halfstep.torch._steps import StepRecord, advice
+from halfstep.torch._scaling._outputs import LARGEST_FOR_HALF, holds_half, map_outputs, widened
+from halfstep.torch._scaling._records import skipped_record, taken_record
+from halfstep.torch._scaling._settings import checked_scale
+from halfstep.torch._scaling._steps import StepRecord, advice
 
 if TYPE_CHECKING:
     from halfstep.torch._scaler import GradScaler

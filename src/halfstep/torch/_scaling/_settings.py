@@ -8,7 +8,7 @@ from torch import Tensor
 
 from halfstep.core import LossScale, overriding_policy
 from halfstep.errors import ScaleError, UsageError
-from halfstep.torch._scale_cell import FLOAT32_MAX
+from halfstep.torch._scaling._scale_cell import FLOAT32_MAX
 
 
 def device_type(device: str | torch.device | None) -> str:
