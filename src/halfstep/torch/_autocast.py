@@ -99,7 +99,7 @@ class autocast:
         return self._settings.enabled
 
     def __enter__(self) -> Self:
-        _state.enter(*self._settings)
+        _enter(self._settings)
         return self
 
     def __exit__(
@@ -151,6 +151,11 @@ class autocast:
         return f"autocast({device_type!r}, dtype={dtype}, enabled={enabled}, rules={rules!r})"
 
 
+def _enter(region: _Settings) -> None:
+    # One by one: a tracer can read the fields of a constant, but not in every version unpack it.
+    _state.enter(region.device_type, region.dtype, region.enabled, region.cached, region.rules)
+
+
 class _Inside:
     """A region made where it is entered, which is what a compiled function can hold."""
 
@@ -158,7 +163,7 @@ class _Inside:
         self._settings = settings
 
     def __enter__(self) -> None:
-        _state.enter(*self._settings)
+        _enter(self._settings)
 
     def __exit__(self, *error: object) -> None:
         _state.leave()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.utils.checkpoint as _checkpoint
 
-from halfstep.torch._engine import _state
+from halfstep.torch._engine import _snapshot
 
 _GENERATOR = "_checkpoint_without_reentrant_generator"
 
@@ -23,7 +23,7 @@ def install() -> None:
 
     @functools.wraps(original)
     def generator(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return original(_state.bind(fn), *args, **kwargs)
+        return original(_snapshot.bind(fn), *args, **kwargs)
 
     generator.__halfstep__ = True  # type: ignore[attr-defined]
     setattr(_checkpoint, _GENERATOR, generator)
@@ -36,5 +36,5 @@ class CheckpointFunction(_checkpoint.CheckpointFunction):
     @staticmethod
     def forward(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
         return super(CheckpointFunction, CheckpointFunction).forward(
-            ctx, _state.bind(run_function), *args
+            ctx, _snapshot.bind(run_function), *args
         )

@@ -11,7 +11,7 @@ from torch.autograd.function import FunctionCtx
 from halfstep.errors import UsageError
 from halfstep.torch._devices import check_device, default_device
 from halfstep.torch._engine._actions import on_device
-from halfstep.torch._engine._state import Snapshot, snapshot
+from halfstep.torch._engine._snapshot import Snapshot, snapshot
 
 _Function = Callable[..., Any]
 _KEY = "_halfstep_state"

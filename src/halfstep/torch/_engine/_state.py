@@ -40,12 +40,16 @@ class _Local(threading.local):
         self.actives: tuple[Active, ...] = ()
         self.frames: list[_Frame] = []
         self.weights = WeightCache()
-        self.observer: Observer | None = None
-        self.activate = functools.lru_cache(maxsize=64)(self._activate)
+        self.plain = functools.lru_cache(maxsize=64)(self._plain)
+        self.active: Callable[..., Active] = self.plain
 
-    def _activate(self, observer: Observer | None, cached: bool, *where: Any) -> Active:
-        found = _ready_table(*where, cached, observer is not None)
-        return Active(found, self.weights, observer)
+    def _plain(self, cached: bool, *where: Any) -> Active:
+        """Returns the rules of a region, the same object each time it is entered."""
+        return Active(_ready_table(*where, cached, False), self.weights, None)
+
+    def observed(self, observer: Observer, cached: bool, *where: Any) -> Active:
+        """Returns the rules of a region in which everything is recorded."""
+        return Active(_ready_table(*where, cached, True), self.weights, observer)
 
 
 _LOCAL = _Local()
@@ -73,7 +77,7 @@ def enter(device_type: str, dtype: torch.dtype, enabled: bool, cached: bool, rul
     local = _LOCAL
     entered: tuple[Active, ...] = ()
     if enabled:
-        entered = (local.activate(local.observer, cached, device_type, dtype, rules),)
+        entered = (local.active(cached, device_type, dtype, rules),)
     others = tuple(active for active in local.actives if active.device_type != device_type)
     frame = _frame(device_type, any(active.needs_paths for active in entered))
     local.frames.append(frame)
@@ -145,71 +149,17 @@ def _frame(device_type: str, follows_paths: bool) -> _Frame:
 @contextlib.contextmanager
 def observed(observer: Observer) -> Iterator[None]:
     """Makes regions entered in this thread tell the observer what they run."""
-    before, _LOCAL.observer = _LOCAL.observer, observer
+    before = _LOCAL.active
+    _LOCAL.active = functools.partial(_LOCAL.observed, observer)
     PATHS.start()
     try:
         with KERNELS.installed(operations(Rules.named("none"))):
             yield
     finally:
         PATHS.stop()
-        _LOCAL.observer = before
+        _LOCAL.active = before
 
 
-class Snapshot(NamedTuple):
-    """The autocast state of one type of device, to be restored in backward.
-
-    Args:
-        device_type: The type of device.
-        dtype: The low dtype.
-        enabled: Whether autocast was on.
-        cached: Whether weights were cast once.
-        rules: The rules as text, or None where only PyTorch's autocast was on.
-    """
-
-    device_type: str
-    dtype: torch.dtype
-    enabled: bool
-    cached: bool
-    rules: str | None
-
-    @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        """Enters the state again."""
-        if self.rules is None:
-            with torch.autocast(self.device_type, self.dtype, self.enabled):
-                yield
-            return
-        enter(self.device_type, self.dtype, self.enabled, self.cached, self.rules)
-        try:
-            yield
-        finally:
-            leave()
-
-
-def snapshot(device_type: str) -> Snapshot:
-    """Returns the autocast state of one type of device in this thread."""
-    dtype = torch.get_autocast_dtype(device_type)
-    enabled = torch.is_autocast_enabled(device_type)
-    for active in _LOCAL.actives:
-        if active.device_type == device_type:
-            scope = active.table.scope
-            return Snapshot(device_type, dtype, enabled, scope.cached, str(scope.rules))
-    return Snapshot(device_type, dtype, enabled, False, None)
-
-
-def bind(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that runs inside the regions in which it was bound, wherever it is called.
-
-    Outside of every region it is the function itself.
-    """
-    states = [snapshot(active.device_type) for active in reversed(_LOCAL.actives)]
-    if not states:
-        return function
-
-    def bound(*args: Any, **kwargs: Any) -> Any:
-        with contextlib.ExitStack() as stack:
-            for state in states:
-                stack.enter_context(state.restored())
-            return function(*args, **kwargs)
-
-    return bound
+def actives() -> tuple[Active, ...]:
+    """Returns the rules in force in this thread, those of the innermost region first."""
+    return _LOCAL.actives
