@@ -1,13 +1,12 @@
 """Compiled, exported and traced code against the same code run eagerly."""
 
-import io
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from halfstep.errors import UsageError
 from halfstep.torch import autocast, custom_bwd, custom_fwd
 from tests.reports.agreement import tensors, weighted_sum
 
@@ -280,17 +279,18 @@ def test_the_default_compiler_agrees(low):
         assert torch.allclose(eager.float(), other.float(), rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("strict", [True, False])
-def test_an_exported_model_keeps_its_region(strict):
-    """torch.export drops the region, and the exported model computes in float32."""
-    model, inputs = Inside(dtype=torch.bfloat16), torch.randn(3, 8)
-    exported = torch.export.export(model, (inputs,), strict=strict)
-    file = io.BytesIO()
-    torch.export.save(exported, file)
-    file.seek(0)
-    for program in (exported, torch.export.load(file)):
-        outputs = program.module()(inputs)
-        assert [t.dtype for t in outputs] == [t.dtype for t in model(inputs)]
+def test_a_region_inside_of_an_exported_model_is_refused():
+    """torch.export drops the region silently, and the exported model computes in float32."""
+    with pytest.raises(UsageError, match="run the program inside autocast"):
+        torch.export.export(Inside(dtype=torch.bfloat16), (torch.randn(3, 8),), strict=False)
+
+
+def test_an_exported_program_runs_by_the_rules_of_the_region_around_it():
+    """An exported model computes in float32 although it is run under autocast."""
+    model, inputs = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)), torch.randn(3, 8)
+    program = torch.export.export(model, (inputs,), strict=False)
+    with autocast("cpu", dtype=torch.bfloat16):
+        assert program.module()(inputs).dtype == torch.bfloat16
 
 
 def test_traced_and_scripted_models_run_in_a_region(low):

@@ -100,8 +100,6 @@ MODULES = {
     "layer norm": (lambda: nn.LayerNorm(8), (3, 8)),
     "group norm": (lambda: nn.GroupNorm(2, 8), (3, 8)),
     "rms norm": (lambda: nn.RMSNorm(8), (3, 8)),
-    "batch norm": (lambda: nn.BatchNorm1d(8), (3, 8)),
-    "batch norm in evaluation": (lambda: nn.BatchNorm1d(8).eval(), (3, 8)),
     "instance norm": (lambda: nn.InstanceNorm1d(8, affine=True), (3, 8, 4)),
     "recurrent cell": (lambda: nn.GRUCell(8, 8), (3, 8)),
     "recurrent layer": (lambda: nn.GRU(8, 8), (3, 8)),
@@ -148,10 +146,6 @@ SPARSE = {
     "coo @ half": lambda h: torch.eye(6).to_sparse() @ h,
     "coo @ half vector": lambda h: torch.eye(6).to_sparse() @ h[:, 0],
     "sparse.addmm": lambda h: torch.sparse.addmm(WIDE, torch.eye(6).to_sparse(), h),
-    "csr @ half": lambda h: torch.eye(6).to_sparse_csr() @ h,
-    "mm(csr, half)": lambda h: torch.mm(torch.eye(6).to_sparse_csr(), h),
-    "csc @ half": lambda h: torch.eye(6).to_sparse_csc() @ h,
-    "csr @ float32": lambda h: torch.eye(6).to_sparse_csr() @ WIDE + h,
     "half values": lambda h: torch.sparse_coo_tensor(
         torch.arange(6).repeat(2, 1), h[:, 0], (6, 6)
     ).to_dense(),

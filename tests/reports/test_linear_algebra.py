@@ -147,6 +147,7 @@ COMPLEX = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("operation", COMPLEX)
 def test_complex_numbers_work_after_a_half_layer(operation, low):
     """A spectral model fails under autocast, since there is no complex number of two bfloat16."""

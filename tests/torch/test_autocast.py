@@ -233,5 +233,17 @@ def test_a_bad_argument_is_refused_at_once(arguments, keywords, error, text):
 
 
 def test_decorating_what_is_no_function_is_refused():
-    with pytest.raises(UsageError, match="To run a block write"):
+    with pytest.raises(UsageError, match="around the part that computes"):
         autocast("cpu")(3)
+
+
+def test_decorating_what_runs_later_is_refused():
+    def generator():
+        yield product()
+
+    async def coroutine():
+        return product()
+
+    for function in (generator, coroutine):
+        with pytest.raises(UsageError, match="a function that runs in one go"):
+            autocast("cpu")(function)

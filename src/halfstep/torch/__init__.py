@@ -9,7 +9,7 @@ if find_spec("torch") is None:
         "halfstep.torch needs PyTorch, and it is not installed. Run: pip install 'halfstep[torch]'"
     )
 
-from halfstep.torch import _checkpoint
+from halfstep.torch import _advice, _checkpoint
 from halfstep.torch._autocast import autocast as autocast
 from halfstep.torch._custom import custom_bwd as custom_bwd
 from halfstep.torch._custom import custom_fwd as custom_fwd
@@ -21,6 +21,7 @@ from halfstep.torch._scaling._steps import ScaleChange as ScaleChange
 from halfstep.torch._scaling._steps import SkippedStepsWarning as SkippedStepsWarning
 from halfstep.torch._scaling._steps import StepRecord as StepRecord
 
+_advice.install()
 _checkpoint.install()
 
 __all__ = [

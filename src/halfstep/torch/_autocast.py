@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -43,9 +44,10 @@ class autocast:
         dtype: The low dtype, `torch.float16` or `torch.bfloat16`; `torch.float32` is the same as
             `enabled=False`. Default: PyTorch's for the device (CPU bfloat16, CUDA float16).
         enabled: Whether operations are cast; `False` makes an island inside another region.
-        cache_enabled: Whether matrix products and convolutions remember the low copies of weights
-            until the region ends. Worth it where a region uses a weight many times, such as a loop
-            over time steps. Default: no; each use makes its copy, in PyTorch's own kernels.
+        cache_enabled: Whether matrix products, convolutions and recurrent cells remember the low
+            copies of weights until the region ends. Worth it where a region uses a weight many
+            times, such as a loop over time steps. In-place changes are noticed, writes through
+            `.data` are not. Default: no; each use makes its copy, in PyTorch's own kernels.
         rules: A rule set or its text, such as "torch-2.13" or "halfstep-1 + softmax=full".
         policy: A policy or its text, instead of `dtype` and `rules`.
 
@@ -99,6 +101,11 @@ class autocast:
         return self._settings.enabled
 
     def __enter__(self) -> Self:
+        if torch.compiler.is_exporting():
+            raise UsageError(
+                "autocast inside of a model that is exported would be lost, since an exported "
+                "program holds no rules. Export it without, and run the program inside autocast."
+            )
         _enter(self._settings)
         return self
 
@@ -112,10 +119,10 @@ class autocast:
 
     def __call__(self, function: _Function) -> _Function:
         """Decorates a function, whose body then runs inside the region."""
-        if not callable(function):
+        if not callable(function) or _is_suspended(function):
             raise UsageError(
-                f"autocast(...) decorates a function, got {function!r}. "
-                "To run a block write `with autocast(...):`."
+                f"autocast(...) decorates a function that runs in one go, got {function!r}. "
+                "Write `with autocast(...):` around the part that computes."
             )
 
         settings = self._settings
@@ -149,6 +156,12 @@ class autocast:
     def __repr__(self) -> str:
         device_type, dtype, enabled, _, rules = self._settings
         return f"autocast({device_type!r}, dtype={dtype}, enabled={enabled}, rules={rules!r})"
+
+
+def _is_suspended(function: object) -> bool:
+    """Whether calling it only makes something that runs later, outside of the region."""
+    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    return any(is_kind(function) for is_kind in kinds)
 
 
 def _enter(region: _Settings) -> None:

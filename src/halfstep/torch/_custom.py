@@ -6,12 +6,11 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from halfstep.errors import UsageError
 from halfstep.torch._devices import check_device, default_device
 from halfstep.torch._engine._actions import on_device
-from halfstep.torch._engine._snapshot import Snapshot, snapshot
+from halfstep.torch._engine._snapshot import Restored, Snapshot, snapshot
 
 _Function = Callable[..., Any]
 _KEY = "_halfstep_state"
@@ -65,14 +64,13 @@ def custom_fwd(
 
     @functools.wraps(fwd)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        state = snapshot(device)
-        island = cast_inputs is not None and state.enabled
-        state = state._replace(enabled=False) if island else state
-        if args and isinstance(args[0], FunctionCtx):
+        island = cast_inputs is not None and torch.is_autocast_enabled(device)
+        state = snapshot(device, island)
+        if args and hasattr(args[0], "save_for_backward"):
             _remember(args[0], state)
-        if not island or fwd.__name__ == "setup_context":
+        if not island:
             return fwd(*args, **kwargs)
-        with state.restored():
+        with Restored(state):
             return fwd(*_cast(args, device, cast_inputs), **_cast(kwargs, device, cast_inputs))
 
     return forward
@@ -98,7 +96,7 @@ def custom_bwd(
 
     @functools.wraps(bwd)
     def backward(ctx: Any, *gradients: Any) -> Any:
-        with _recall(ctx, device, bwd).restored():
+        with Restored(_recall(ctx, device, bwd)):
             return bwd(ctx, *gradients)
 
     return backward
@@ -115,7 +113,7 @@ def _recall(ctx: Any, device: str, bwd: _Function) -> Snapshot:
     if state is not None:
         return state
     if hasattr(ctx, "_fwd_used_autocast"):
-        return Snapshot(device, ctx._dtype, ctx._fwd_used_autocast, False, None)
+        return Snapshot(device, ctx._dtype, ctx._fwd_used_autocast, False, "")
     raise UsageError(
         f"{bwd.__qualname__} needs the autocast state of its forward, and none was remembered. "
         "Decorate forward with @custom_fwd, and if the class has setup_context decorate that with "

@@ -1,6 +1,7 @@
 """The five actions of the rules, carried out on the arguments of one call."""
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -42,8 +43,12 @@ class Casts:
         """Returns a tensor, or each tensor of a list, in `dtype`; other values as they are."""
         if isinstance(value, Tensor):
             given = value.dtype
-            if given is not dtype and given in _NARROW and self.is_here(value):
+            if given is dtype or not self.is_here(value):
+                return value
+            if given in _NARROW:
                 return self._cast(value, dtype)
+            if given is torch.complex32 and dtype is torch.float32:
+                return value.to(torch.complex64)
         elif type(value) in (list, tuple):
             return [self.one(item, dtype) for item in value]
         return value
@@ -127,17 +132,47 @@ def _like_first(op: Any, args: Args, kwargs: Kwargs, casts: Casts) -> Any:
     return op(*casts.all(args, dtype), **casts.named(kwargs, dtype))
 
 
+def _written(op: Any, args: Args, kwargs: Kwargs, casts: Casts) -> Any:
+    """Casts what is written to the dtype of what it is written into; constants have to fit."""
+    first, *others = args
+    if first.dtype in (torch.float16, torch.bfloat16):
+        limits = torch.finfo(first.dtype)
+        others = [_within(v, first.dtype, limits) if isinstance(v, Tensor) else v for v in others]
+    return _like_first(op, (first, *others), kwargs, casts)
+
+
 def _keep(op: Any, args: Args, kwargs: Kwargs, casts: Casts) -> Any:
     return op(*args, **kwargs)
 
 
 def _saturate(op: Any, args: Args, kwargs: Kwargs, casts: Casts) -> Any:
-    """Brings a constant such as -1e9 to the nearest value that the tensor's dtype can hold."""
-    tensor, mask, value, *rest = (*args, *kwargs.values())
-    if isinstance(value, float | int) and tensor.is_floating_point() and abs(value) != float("inf"):
-        limits = torch.finfo(tensor.dtype)
-        value = min(max(value, limits.min), limits.max)
-    return op(tensor, mask, casts.one(value, tensor.dtype), *rest)
+    """Brings constants such as -1e9 to the nearest value that the tensor's dtype can hold."""
+    dtype = kwargs.get("dtype") or _dtype_that_decides(args)
+    if dtype not in (torch.float16, torch.bfloat16):
+        return op(*args, **kwargs)
+    limits = torch.finfo(dtype)
+    return op(
+        *(_within(value, dtype, limits) for value in args),
+        **{key: _within(value, dtype, limits) for key, value in kwargs.items()},
+    )
+
+
+def _dtype_that_decides(args: Args) -> torch.dtype | None:
+    """Returns the dtype of the first float tensor that has dimensions, as type promotion does."""
+    for tensor in tensors_of(args):
+        if tensor.is_floating_point() and tensor.dim():
+            return tensor.dtype
+    return None
+
+
+def _within(value: Any, dtype: torch.dtype, limits: torch.finfo) -> Any:
+    """Returns a finite number, or a tensor of one, within the limits; anything else as it is."""
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        return value if math.isinf(value) else min(max(value, limits.min), limits.max)
+    if isinstance(value, Tensor) and not value.dim() and value.dtype is torch.float32:
+        inside = value.clamp(limits.min, limits.max)
+        return torch.where(value.isinf(), value, inside).to(dtype)
+    return value
 
 
 def _lower_result(op: Any, args: Args, kwargs: Kwargs, casts: Casts) -> Any:
@@ -157,6 +192,7 @@ _RUNNERS: dict[tuple[str, str], Runner] = {
     ("full", "result"): _full,
     ("keep", "follow"): _like_first,
     ("keep", "fill"): _saturate,
+    ("widest", "fill"): _saturate,
 }
 
 
@@ -170,10 +206,9 @@ def runner(rule: Rule, operation: Operation) -> Runner:
     if rule.action == "refuse":
         return _refusal(rule.reason, operation)
     if operation.technique == "written" and rule.action != "keep":
-        return _like_first
-    if rule.action == "widest":
-        return _widest
-    return _RUNNERS.get((rule.action, operation.technique), _keep)
+        return _written
+    standard = _widest if rule.action == "widest" else _keep
+    return _RUNNERS.get((rule.action, operation.technique), standard)
 
 
 def _refusal(reason: str, operation: Operation) -> Runner:

@@ -13,7 +13,8 @@ from halfstep.torch._engine._tables import Table
 from halfstep.torch._engine._weights import NoCache
 from halfstep.torch._explain import CountingCache, Observer
 
-Found = tuple[Runner, dict[torch.dtype, Casts]]
+# Without a runner no rule speaks, and PyTorch's own rule must not either.
+Found = tuple[Runner | None, dict[torch.dtype, Casts]]
 
 
 class Active:
@@ -41,17 +42,17 @@ class Active:
         return {dtype: Casts(self.device_type, dtype, counted) for dtype in COMPUTE.values()}
 
     def _finder(self) -> Callable[[Operation], Found | None]:
-        """Returns the function that says what runs for an operation, and with which casts."""
+        """Returns the function that says what runs for an operation; None leaves it to PyTorch."""
         if self._observer or self.needs_paths:
             return lambda operation: self._find(operation, PATHS.current())
-        found = {operation.name: self._find(operation, "") for operation in self.table.operations}
+        found = {operation.name: self._find(operation, "") for operation in self.table.handled}
         return lambda operation: found.get(operation.name)
 
     def _find(self, operation: Operation, path: str) -> Found | None:
-        runner = self.table.runner(operation, path)
-        if runner is None:
+        if operation.name not in self.table.runners:
             return None
-        if self._observer is not None:
+        runner = self.table.runner(operation, path)
+        if runner is not None and self._observer is not None:
             runner = _recorded(
                 runner, operation, self.table.action(operation, path), self._observer
             )

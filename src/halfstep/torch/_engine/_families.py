@@ -14,7 +14,7 @@ _LISTS: dict[str, str] = {
     """,
     "attention": """
         scaled_dot_product_attention _scaled_dot_product_flash_attention
-        _native_multi_head_attention
+        _native_multi_head_attention _transformer_encoder_layer_fwd
     """,
     "recurrent": """
         lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
@@ -38,7 +38,11 @@ _LISTS: dict[str, str] = {
         upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d
         upsample_bicubic2d _upsample_bicubic2d_aa
     """,
-    "masking": "masked_fill masked_fill_",
+    "masking": """
+        masked_fill masked_fill_ fill fill_ index_fill index_fill_ full full_like new_full
+        constant_pad_nd clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ where
+        threshold threshold_ hardshrink
+    """,
     "reduction": """
         sum nansum mean nanmean prod cumsum cumprod logcumsumexp logsumexp trace
         var std var_mean std_mean norm frobenius_norm nuclear_norm
@@ -93,7 +97,7 @@ _LISTS: dict[str, str] = {
     """,
     "indexing": """
         index_put index_put_ index_add index_add_ index_copy index_copy_ index_reduce
-        index_reduce_ index_fill scatter scatter_ scatter_add scatter_add_ scatter_reduce
+        index_reduce_ scatter scatter_ scatter_add scatter_add_ scatter_reduce
         scatter_reduce_ masked_scatter masked_scatter_ put put_ select_scatter slice_scatter
         diagonal_scatter
     """,

@@ -68,12 +68,12 @@ def _kernel(operation: Operation, find: _Find) -> Callable[..., Any]:
 
     def kernel(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         active = find(args)
-        if active is None:
+        found = None if active is None else active.find(operation)
+        if found is None:
             return overload.redispatch(keyset & _private.BELOW_OURS, *args, **kwargs)
-        found = active.find(operation)
-        if found is None:  # Not PyTorch's rule either; what it is made of has rules of its own.
-            return overload.redispatch(keyset & _private.BELOW_ALL_AUTOCAST, *args, **kwargs)
         runner, casts = found
+        if runner is None:  # What the operation is made of may have rules.
+            return overload.redispatch(keyset & _private.BELOW_ALL_AUTOCAST, *args, **kwargs)
         low = torch.get_autocast_dtype(active.device_type)
         with _private.without_autocast():
             return runner(overload, args, kwargs, casts[low])

@@ -16,7 +16,6 @@ from halfstep.torch._engine._families import FAMILY_OF
 _FOLLOW = ("layer_norm", "native_layer_norm", "rms_norm", "group_norm", "instance_norm")
 # These refuse a low input whatever dtype they are asked for.
 _REFUSE_LOW = ("linalg_norm", "linalg_matrix_norm", "nuclear_norm", "frobenius_norm")
-_FILL = ("masked_fill", "masked_fill_")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +28,7 @@ class Operation:
         family: The family of the rules, or an empty text.
         technique: How a rule is carried out: `inputs` (cast the tensors), `dtype` (the operation
             has a `dtype` argument of its own), `written` (the first tensor is written to and
-            decides), `follow` (the first tensor decides), `fill` (a constant has to fit),
+            decides), `follow` (the first tensor decides), `fill` (constants have to fit),
             `result` (cast what comes out, which is smaller than what goes in).
     """
 
@@ -58,7 +57,7 @@ def operation(overload: Any) -> Operation:
 
 def _technique(schema: Any) -> str:
     name = schema.name.partition("::")[2]
-    if name in _FILL:
+    if FAMILY_OF.get(schema.name) == "masking" or schema.overload_name == "value":
         return "fill"
     if name in _FOLLOW:
         return "follow"

@@ -72,11 +72,12 @@ KERNELS = Kernels(active_for)
 def enter(device_type: str, dtype: torch.dtype, enabled: bool, cached: bool, rules: str) -> None:
     """Enters a region; every `enter` needs its `leave`.
 
-    The arguments are constants that a compiled graph can hold, so the rules come as their text.
+    The arguments are constants that a compiled graph can hold, so the rules come as their text; an
+    empty one leaves the region to PyTorch's own autocast.
     """
     local = _LOCAL
     entered: tuple[Active, ...] = ()
-    if enabled:
+    if enabled and rules:
         entered = (local.active(cached, device_type, dtype, rules),)
     others = tuple(active for active in local.actives if active.device_type != device_type)
     frame = _frame(device_type, any(active.needs_paths for active in entered))

@@ -8,6 +8,8 @@ from halfstep.torch import _private
 from halfstep.torch._engine._actions import Runner, runner
 from halfstep.torch._engine._ops import Operation, dispatch_name, operations
 
+_TAKE_WEIGHTS = ("matmul", "convolution", "recurrent")
+# They promote without autocast; PyTorch's autocast kernels for them refuse a third float dtype.
 _PROMOTES_BY_ITSELF = ("aten::cat", "aten::stack", "aten::atan2", "aten::hypot", "aten::nextafter")
 
 
@@ -48,13 +50,9 @@ class Table:
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.text = str(scope)
+        self._is_pytorchs = scope.rules.base.startswith("torch-")
         self.operations = tuple(operations(scope.rules))
         self._patterns = any(rule.where for rule in scope.rules.rows)
-        self.runners = {
-            operation.name: runner(rule, operation)
-            for operation in self.operations
-            if (rule := self.rule(operation))
-        }
         self._by_path: dict[tuple[str, str], Runner | None] = {}
         self._limited = self._find_limited()
         self.handled = tuple(
@@ -62,6 +60,7 @@ class Table:
             for operation in self.operations
             if operation.name in self._limited or self._differs(operation)
         )
+        self.runners = {operation.name: self._runner(operation) for operation in self.handled}
 
     def rule(self, operation: Operation, path: str = "") -> Rule | None:
         """Returns the row that decides about an operation in a module."""
@@ -86,9 +85,7 @@ class Table:
 
     def remembers_weights(self, operation: Operation) -> bool:
         """Whether an operation runs through us for the sake of the cache of weights."""
-        uses_them_again = operation.name.endswith("_cell.default")
-        asked = self.scope.cached and operation.family in ("matmul", "convolution")
-        return uses_them_again or asked
+        return self.scope.cached and operation.family in _TAKE_WEIGHTS
 
     def action(self, operation: Operation, path: str) -> str:
         """Returns what the rules say about an operation in a module, or an empty text."""
@@ -102,10 +99,10 @@ class Table:
         if self.scope.observed:
             return rule is not None or native is not None
         if rule is None or rule.action == "keep":
-            follows = rule is not None and operation.technique in ("fill", "follow")
-            return native is not None or (follows and not _mixes(operation, device_type))
+            acts = rule is not None and operation.technique in ("fill", "follow")
+            return native is not None or acts
         if rule.action == "widest" and operation.base in _PROMOTES_BY_ITSELF:
-            return native not in (None, "widest")
+            return native not in (None, "widest") or (native is not None and not self._is_pytorchs)
         if rule.action == "lower" and self.remembers_weights(operation):
             return True
         return rule.action != native
@@ -116,19 +113,17 @@ class Table:
         return [operation for operation in self.operations if operation not in known]
 
     def runner(self, operation: Operation, path: str) -> Runner | None:
-        """Returns what runs for an operation in a module; None where nothing is said about it."""
+        """Returns what runs for a handled operation in a module; None where no rule speaks."""
         if operation.name not in self._limited:
-            return self.runners.get(operation.name)
+            return self.runners[operation.name]
         key = (operation.name, path)
         if key not in self._by_path:
-            rule = self.rule(operation, path)
-            self._by_path[key] = None if rule is None else runner(rule, operation)
+            self._by_path[key] = self._runner(operation, path)
         return self._by_path[key]
 
-
-def _mixes(operation: Operation, device_type: str) -> bool:
-    """Whether the kernel itself takes a low input with float32 weights."""
-    return device_type == "cpu" and operation.technique == "follow" and "rms" not in operation.name
+    def _runner(self, operation: Operation, path: str = "") -> Runner | None:
+        rule = self.rule(operation, path)
+        return None if rule is None else runner(rule, operation)
 
 
 @functools.cache
