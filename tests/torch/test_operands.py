@@ -21,8 +21,6 @@ REFUSED = {
     "native_batch_norm": "as _batch_norm_with_update",
     "nn.functional.batch_norm": "as _batch_norm_with_update",
     "native_group_norm": "the inner form of group_norm",
-    "native_layer_norm": "the inner form of layer_norm",
-    "nn.functional.layer_norm": "as _batch_norm_with_update",
     "nn.functional.linear_cross_entropy": "fuses a product and a loss in one dtype",
 }
 
