@@ -54,6 +54,7 @@ NAMES = {
         "ScaleChange",
         "SkippedStepsWarning",
         "StepRecord",
+        "UnmatchedRuleWarning",
         "autocast",
         "custom_bwd",
         "custom_fwd",

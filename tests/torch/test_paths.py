@@ -2,8 +2,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from halfstep.torch import autocast
+from halfstep.torch import UnmatchedRuleWarning, autocast
 from halfstep.torch._tracing import parse_source
 
 
@@ -37,7 +39,6 @@ def dtypes(model, rules):
         ("1.*", {"1.attention", "1.feed"}),
         ("*.feed", {"0.feed", "1.feed"}),
         ("0.attention", {"0.attention"}),
-        ("nothing", set()),
     ],
 )
 def test_a_rule_can_be_limited_to_modules(where, full):
@@ -82,6 +83,54 @@ def test_an_error_in_a_module_does_not_confuse_the_path():
         with pytest.raises(KeyError):
             model(torch.ones(1, 4))
         assert model[1](torch.ones(1, 4)).dtype is torch.bfloat16
+
+
+def test_wrappers_do_not_change_paths():
+    rules = "halfstep-1 + matmul[where=*feed]=full"
+    model = nn.Sequential(Block())
+    for wrapped in (model, nn.DataParallel(model), AveragedModel(model)):
+        with autocast("cpu", dtype=torch.bfloat16, rules=rules):
+            assert wrapped(torch.ones(1, 4)).dtype is torch.float32
+
+
+def test_a_module_of_ones_own_may_be_called_module():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, inputs):
+            return self.other(self.module(inputs))
+
+    assert dtypes(Own(), "halfstep-1 + matmul[where=module]=full") == {"module"}
+
+
+def test_a_pattern_that_matches_nothing_is_told_once():
+    model = nn.Sequential(Block())
+    region = autocast("cpu", rules="halfstep-1 + matmul[where=0.atention]=full")
+    with pytest.warns(UnmatchedRuleWarning, match="such as '0.attention'"), region:
+        model(torch.ones(1, 4))
+    with region:
+        model(torch.ones(1, 4))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_is_computed_again_has_its_path(reentrant):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4))
+
+        def forward(self, inputs):
+            return checkpoint(self.head, self.body(inputs), use_reentrant=reentrant)
+
+    model, seen = Checkpointed(), []
+    model.head[0].register_forward_hook(lambda _, __, output: seen.append(output.dtype))
+    region = autocast("cpu", dtype=torch.bfloat16, rules="halfstep-1 + matmul[where=head*]=full")
+    with region, set_checkpoint_early_stop(False):
+        outputs = model(torch.ones(1, 4, requires_grad=True))
+    outputs.sum().backward()
+    assert seen == [torch.float32] * 2
 
 
 def test_hooks_are_there_only_while_paths_are_asked_for():

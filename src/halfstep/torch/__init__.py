@@ -13,6 +13,7 @@ from halfstep.torch import _advice, _checkpoint
 from halfstep.torch._autocast import autocast as autocast
 from halfstep.torch._custom import custom_bwd as custom_bwd
 from halfstep.torch._custom import custom_fwd as custom_fwd
+from halfstep.torch._engine._paths import UnmatchedRuleWarning as UnmatchedRuleWarning
 from halfstep.torch._explain import Explanation as Explanation
 from halfstep.torch._saved import saved_bytes as saved_bytes
 from halfstep.torch._scaler import GradScaler as GradScaler
@@ -31,6 +32,7 @@ __all__ = [
     "ScaleChange",
     "SkippedStepsWarning",
     "StepRecord",
+    "UnmatchedRuleWarning",
     "autocast",
     "custom_bwd",
     "custom_fwd",

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, Self, TypeVar
 import torch
 
 from halfstep.core import Policy, Rules, overriding_policy
-from halfstep.errors import UsageError
+from halfstep.errors import RuleError, UsageError
 from halfstep.torch._devices import check_device, default_device
 from halfstep.torch._dtypes import checked, compute_dtype
 from halfstep.torch._engine import _state
 from halfstep.torch._engine._ops import overloads
 from halfstep.torch._explain import Explanation, Observer
-from halfstep.torch._private import never_compile
+from halfstep.torch._private import autocast_devices, never_compile
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -214,6 +214,10 @@ def _check(rules: Rules) -> None:
     for edit in rules.edits:
         if "::" in edit.target:
             overloads(edit.target)
+        if edit.device and edit.device not in autocast_devices():
+            raise RuleError(
+                f"A rule needs device= one of {', '.join(autocast_devices())}, got {edit.device!r}."
+            )
 
 
 # These run around what is compiled, or are traced into it; as frames of their own they are noise.

@@ -33,9 +33,22 @@ def check_device(device_type: object, *, enabled: bool) -> str:
             f"autocast needs a device type that PyTorch can autocast, got {device_type!r}. "
             f"Write one of {', '.join(_private.autocast_devices())}."
         )
-    if enabled and device_type == "cuda" and not torch.cuda.is_available():
+    if enabled and not is_there(device_type):
         raise UsageError(
-            "autocast('cuda') needs a CUDA device, and PyTorch sees none. Write autocast() for "
-            "the device at hand, autocast('cpu'), or enabled=False."
+            f"autocast({device_type!r}) needs such a device, and PyTorch sees none. Write "
+            "autocast() for the device at hand, autocast('cpu'), or enabled=False."
         )
     return device_type
+
+
+def is_there(device_type: str) -> bool:
+    """Returns whether this machine has a device of that type.
+
+    Example:
+        >>> is_there("cpu")
+        True
+    """
+    try:
+        return bool(torch.get_device_module(device_type).is_available())
+    except (AttributeError, RuntimeError):
+        return False

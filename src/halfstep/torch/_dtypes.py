@@ -33,9 +33,10 @@ def checked(dtype: object) -> torch.dtype:
         torch.float16
     """
     if not isinstance(dtype, torch.dtype) or dtype not in COMPUTE.values():
+        remedy = f"Write torch.{dtype}." if dtype in COMPUTE else "Other dtypes are never cast."
         raise PolicyError(
             f"autocast needs dtype= one of {', '.join(map(str, COMPUTE.values()))}, got {dtype!r}. "
-            "float64 is never cast: leave such tensors as they are."
+            f"{remedy}"
         )
     return dtype
 

@@ -31,7 +31,7 @@ class Active:
         self.device_type = table.scope.device_type
         self.text = table.text
         self.handles = bool(table.handled)
-        self.needs_paths = table.needs_paths
+        self.patterns = table.patterns
         self._observer = observer
         self._anew, self._remembered = self._casts(NoCache()), self._casts(cache)
         self.owns = self._anew[torch.float32].is_here
@@ -43,7 +43,7 @@ class Active:
 
     def _finder(self) -> Callable[[Operation], Found | None]:
         """Returns the function that says what runs for an operation; None leaves it to PyTorch."""
-        if self._observer or self.needs_paths:
+        if self._observer or self.patterns:
             return lambda operation: self._find(operation, PATHS.current())
         found = {operation.name: self._find(operation, "") for operation in self.table.handled}
         return lambda operation: found.get(operation.name)

@@ -1,7 +1,11 @@
 """In which module an operation runs: the dotted path below the outermost module of the region."""
 
+import contextlib
+import difflib
+import fnmatch
 import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,18 +18,30 @@ from halfstep.torch import _private, _tracing
 _SPURIOUS = "Using `torch.compile\\(module\\)` when there are global hooks"
 
 
+# Wrappers around a model, which leave its paths as they are without them.
+_TRANSPARENT = ("module", "_orig_mod")
+
+Position = tuple[tuple[str, ...], dict[int, str]]
+
+
+class UnmatchedRuleWarning(UserWarning):
+    """A rule is limited to modules that do not exist."""
+
+
 class _Local(threading.local):
     def __init__(self) -> None:
         self.users = 0
         self.stack: list[str] = []
         self.names: dict[int, str] = {}
+        self.seen: set[str] = set()
+        self.warned: set[tuple[str, ...]] = set()
 
 
 class Paths:
     """Follows the calls of modules in the threads that ask for it.
 
     The path of a sub-module is its name in `named_modules()` of the outermost module called inside
-    the region; the outermost module itself has the empty path.
+    the region; the outermost module itself has the empty path. Wrappers such as DDP do not count.
     """
 
     def __init__(self) -> None:
@@ -39,6 +55,20 @@ class Paths:
         local = self._local
         here = local.stack[-1] if local.stack else ""
         return ".".join(part for part in (here, _tracing.module_path()) if part)
+
+    def position(self) -> Position:
+        """Returns where this thread is, to be resumed later."""
+        return tuple(self._local.stack), self._local.names
+
+    @contextlib.contextmanager
+    def at(self, position: Position) -> Iterator[None]:
+        """Puts this thread where a position was taken, until the block ends."""
+        local, before = self._local, self.position()
+        local.stack[:], local.names = position
+        try:
+            yield
+        finally:
+            local.stack[:], local.names = before
 
     def start(self) -> None:
         """Follows this thread until `stop` is called as often."""
@@ -54,8 +84,8 @@ class Paths:
                     _module.register_module_forward_hook(self._leave, always_call=True),
                 ]
 
-    def stop(self) -> None:
-        """Ends one `start`."""
+    def stop(self, patterns: tuple[str, ...]) -> None:
+        """Ends one `start`, and warns of patterns that matched no module that ran since."""
         self._local.users -= 1
         if self._local.users:
             return
@@ -66,6 +96,22 @@ class Paths:
                 for hook in self._hooks:
                     hook.remove()
                 self._hooks = []
+        self._warn(patterns)
+
+    def _warn(self, patterns: tuple[str, ...]) -> None:
+        seen, self._local.seen = self._local.seen, set()
+        if not seen or patterns in self._local.warned:
+            return
+        for pattern in patterns:
+            if not fnmatch.filter(seen, pattern):
+                self._local.warned.add(patterns)
+                near = difflib.get_close_matches(pattern, seen, n=3) or sorted(seen - {""})[:3]
+                warnings.warn(
+                    f"The rules are limited to modules where={pattern!r}, and no module that ran "
+                    f"has such a path. There are paths such as {', '.join(map(repr, near))}.",
+                    UnmatchedRuleWarning,
+                    stacklevel=5,
+                )
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_dynamo_compiling() or not self._local.users:
@@ -73,16 +119,27 @@ class Paths:
         local = self._local
         if not local.stack:
             local.names = {
-                id(child): name.replace("_orig_mod.", "").removesuffix("_orig_mod").rstrip(".")
-                for name, child in module.named_modules()
+                id(child): name.replace("_orig_mod.", "")
+                for name, child in _unwrapped(module).named_modules()
             }
-        local.stack.append(local.names.get(id(module), type(module).__name__))
+            local.seen.update(local.names.values())
+        wrapper = local.stack[-1] if local.stack else ""
+        local.stack.append(local.names.get(id(module), wrapper))
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_dynamo_compiling() or not self._local.users:
             return
         if self._local.stack:
             self._local.stack.pop()
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """Returns the model inside of wrappers such as DDP, AveragedModel or a compiled module."""
+    children = dict(module.named_children())
+    while len(children) == 1 and next(iter(children)) in _TRANSPARENT:
+        (module,) = children.values()
+        children = dict(module.named_children())
+    return module
 
 
 for _hook in (Paths._enter, Paths._leave):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from halfstep.torch._engine import _state
+from halfstep.torch._engine._paths import PATHS
 
 
 class Snapshot(NamedTuple):
@@ -62,11 +63,13 @@ def snapshot(device_type: str, island: bool = False) -> Snapshot:
 def bind(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that runs by the rules under which it was bound, wherever it is called."""
     states = [snapshot(active.device_type) for active in reversed(_state.actives())]
+    position = PATHS.position()
 
     def bound(*args: Any, **kwargs: Any) -> Any:
         with contextlib.ExitStack() as stack:
             for state in states or _without_ours():
                 stack.enter_context(Restored(state))
+            stack.enter_context(PATHS.at(position))
             return function(*args, **kwargs)
 
     return bound

@@ -10,6 +10,7 @@ import torch
 import torch._functorch.config as functorch_config
 
 from halfstep.core import Rules
+from halfstep.errors import UsageError
 from halfstep.torch import _private
 from halfstep.torch._dtypes import name_of
 from halfstep.torch._engine import _fingerprint
@@ -32,7 +33,7 @@ class _Frame(NamedTuple):
     dtype: torch.dtype
     cache_enabled: bool
     backward: Any
-    follows_paths: bool
+    patterns: tuple[str, ...]
 
 
 class _Local(threading.local):
@@ -80,7 +81,7 @@ def enter(device_type: str, dtype: torch.dtype, enabled: bool, cached: bool, rul
     if enabled and rules:
         entered = (local.active(cached, device_type, dtype, rules),)
     others = tuple(active for active in local.actives if active.device_type != device_type)
-    frame = _frame(device_type, any(active.needs_paths for active in entered))
+    frame = _frame(device_type, entered[0].patterns if entered else ())
     local.frames.append(frame)
     when_abandoned(lambda: _abandon(frame))
     torch.set_autocast_enabled(device_type, enabled)
@@ -96,6 +97,8 @@ def enter(device_type: str, dtype: torch.dtype, enabled: bool, cached: bool, rul
 @in_graph
 def leave() -> None:
     """Leaves the innermost region of this thread and restores everything it changed."""
+    if not _LOCAL.frames:
+        raise UsageError("autocast was left more often than it was entered in this thread.")
     frame = _LOCAL.frames.pop()
     torch.set_autocast_enabled(frame.device_type, frame.enabled)
     torch.set_autocast_dtype(frame.device_type, frame.dtype)
@@ -104,10 +107,10 @@ def leave() -> None:
     torch.set_autocast_cache_enabled(frame.cache_enabled)
     functorch_config.backward_pass_autocast = frame.backward
     _put_in_force(frame.actives)
-    if frame.follows_paths:
-        PATHS.stop()
     if not _LOCAL.frames:
         _LOCAL.weights.clear()
+    if frame.patterns:
+        PATHS.stop(frame.patterns)
 
 
 def _abandon(frame: _Frame) -> None:
@@ -133,8 +136,8 @@ def _ready_table(
     return found
 
 
-def _frame(device_type: str, follows_paths: bool) -> _Frame:
-    if follows_paths:
+def _frame(device_type: str, patterns: tuple[str, ...]) -> _Frame:
+    if patterns:
         PATHS.start()
     return _Frame(
         _LOCAL.actives,
@@ -143,7 +146,7 @@ def _frame(device_type: str, follows_paths: bool) -> _Frame:
         torch.get_autocast_dtype(device_type),
         torch.is_autocast_cache_enabled(),
         functorch_config.backward_pass_autocast,
-        follows_paths,
+        patterns,
     )
 
 
@@ -157,7 +160,7 @@ def observed(observer: Observer) -> Iterator[None]:
         with KERNELS.installed(operations(Rules.named("none"))):
             yield
     finally:
-        PATHS.stop()
+        PATHS.stop(())
         _LOCAL.active = before
 
 

@@ -52,7 +52,8 @@ class Table:
         self.text = str(scope)
         self._is_pytorchs = scope.rules.base.startswith("torch-")
         self.operations = tuple(operations(scope.rules))
-        self._patterns = any(rule.where for rule in scope.rules.rows)
+        where = [rule.where for rule in scope.rules.rows if rule.where]
+        self.patterns = tuple(dict.fromkeys(where))
         self._by_path: dict[tuple[str, str], Runner | None] = {}
         self._limited = self._find_limited()
         self.handled = tuple(
@@ -77,11 +78,6 @@ class Table:
             for operation in self.operations
             if targets & {operation.name, operation.base, operation.family}
         )
-
-    @property
-    def needs_paths(self) -> bool:
-        """Whether a rule asks in which module an operation runs."""
-        return self._patterns
 
     def remembers_weights(self, operation: Operation) -> bool:
         """Whether an operation runs through us for the sake of the cache of weights."""
