@@ -68,6 +68,13 @@ def test_metric_takes_a_tensor(heard):
         metric("accuracy", torch.ones(2))
 
 
+def test_metric_takes_a_loss_without_a_warning(heard, recwarn):
+    torch = pytest.importorskip("torch")
+    metric("loss", torch.ones((), requires_grad=True) * 2)
+    assert heard == [("metric", {"name": "loss", "value": 2.0})]
+    assert not list(recwarn)
+
+
 def test_metric_without_a_listener_has_no_effect_but_is_checked():
     metric("accuracy", 1.0)
     with pytest.raises(UsageError):

@@ -93,7 +93,8 @@ def metric(name: str, value: float) -> None:
 def _as_float(name: str, value: Any) -> float:
     try:
         if not isinstance(value, (bool, str, bytes)):
-            return float(value)
+            # PyTorch warns where a tensor that requires a gradient becomes a float.
+            return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         pass
     raise UsageError(
