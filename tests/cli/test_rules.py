@@ -21,6 +21,21 @@ def test_every_rule_set_can_be_read(name, capsys):
 
 
 @pytest.mark.parametrize("name", Rules.names())
+def test_no_name_is_broken_at_the_end_of_a_line(name, capsys):
+    main(["rules", name])
+    out = capsys.readouterr().out
+    assert [rule.target for rule in Rules.named(name).rows if rule.target not in out] == []
+
+
+def test_a_very_narrow_terminal_folds(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    main(["rules", "torch-2.13"])
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 40
+    assert "…" not in out
+
+
+@pytest.mark.parametrize("name", Rules.names())
 def test_every_rule_is_there(name, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "3000")
     main(["rules", name])

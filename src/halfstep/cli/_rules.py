@@ -38,7 +38,10 @@ def rules(
 
 def _table(rules: Rules) -> Table:
     table = Table(box=box.SIMPLE, pad_edge=False, show_edge=False)
-    for head in ("operations", "action", "why"):
+    # A name that is broken in two could not be searched for.
+    longest = max((len(f"{rule.target},") for rule in rules.rows), default=0)
+    table.add_column("operations", overflow="fold", min_width=longest)
+    for head in ("action", "why"):
         table.add_column(head, overflow="fold")
     # Neighbours with the same action and reason were one row of the rule set's file.
     for (action, limits, reason), group in groupby(rules.rows, key=_what):
