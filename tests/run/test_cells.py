@@ -1,4 +1,7 @@
+from dataclasses import replace
+
 from halfstep.run import MetricValue, RunResult, Skip, summarise, table_rows
+from halfstep.run._cells import _OWN_ROWS
 
 RUNS = [
     RunResult(
@@ -55,3 +58,21 @@ def test_ascii_only():
         for row in table_rows(summarise(RUNS), ascii_only=True)
         for cell in row.cells.values()
     )
+
+
+def test_a_metric_that_is_called_like_a_row_gets_a_row_of_its_own():
+    names = ("last loss", "last loss (metric)", "policy", "skipped")
+    metrics = tuple(MetricValue(name, float(i), 1) for i, name in enumerate(names))
+    (row,) = table_rows([*summarise([replace(RUNS[0], metrics=metrics)])])
+    own = table_rows(summarise(RUNS[:1]))[0].cells
+    assert {name: row.cells[name] for name in own if name != "accuracy"} == {
+        name: text for name, text in own.items() if name != "accuracy"
+    }
+    assert row.cells["last loss (metric) (metric)"] == "0"
+    assert row.cells["last loss (metric)"] == "1"
+    assert (row.cells["policy (metric)"], row.cells["skipped (metric)"]) == ("2", "3")
+
+
+def test_the_names_of_the_own_rows_are_all_reserved():
+    (row,) = table_rows(summarise([replace(RUNS[0], metrics=())]))
+    assert {*row.cells, "policy"} == _OWN_ROWS

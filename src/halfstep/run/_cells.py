@@ -1,6 +1,6 @@
 """What the table says about a policy."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from halfstep.report import (
     Row,
@@ -13,6 +13,17 @@ from halfstep.report import (
 from halfstep.run._summary import Summary, mean, spread
 
 _CURVE_WIDTH = 12
+_OWN_ROWS = {
+    "policy",
+    "first loss",
+    "last loss",
+    "loss curve",
+    "steps/s",
+    "peak memory",
+    "saved for backward",
+    "skipped",
+    "last scale",
+}
 
 
 def table_rows(summaries: Sequence[Summary], *, ascii_only: bool = False) -> list[Row]:
@@ -24,20 +35,31 @@ def table_rows(summaries: Sequence[Summary], *, ascii_only: bool = False) -> lis
     """
     first = summaries[0]
     names = dict.fromkeys(name for each in summaries for name in each.metric_names)
-    return [
-        Row(each.policy, dict(_cells(first, each, list(names), ascii_only))) for each in summaries
-    ]
+    labels = _labels(list(names))
+    return [Row(each.policy, dict(_cells(first, each, labels, ascii_only))) for each in summaries]
+
+
+def _labels(metrics: Sequence[str]) -> dict[str, str]:
+    """Returns each metric's row: its name, unless another row is called so."""
+    taken, labels = {*_OWN_ROWS, *metrics}, dict[str, str]()
+    for name in metrics:
+        label = name
+        while label in _OWN_ROWS or (label != name and label in taken):
+            label += " (metric)"
+        taken.add(label)
+        labels[name] = label
+    return labels
 
 
 def _cells(
-    first: Summary, each: Summary, metrics: Sequence[str], ascii_only: bool
+    first: Summary, each: Summary, metrics: Mapping[str, str], ascii_only: bool
 ) -> Iterator[tuple[str, str]]:
     reference = None if each is first else first
     yield "first loss", _known(number, mean(each.first_losses))
     yield "last loss", mean_text(each.last_losses, ascii_only=ascii_only)
     yield "loss curve", _curve(first, each, ascii_only)
-    for name in metrics:
-        yield name, mean_text(each.metric(name), ascii_only=ascii_only)
+    for name, label in metrics.items():
+        yield label, mean_text(each.metric(name), ascii_only=ascii_only)
     yield "steps/s", _compared(_speed_text, lambda it: it.steps_per_second, each, reference)
     yield "peak memory", _known(bytes_text, each.peak_memory)
     yield "saved for backward", _compared(bytes_text, lambda it: it.saved_bytes, each, reference)
