@@ -38,3 +38,7 @@ __all__ = [
     "custom_fwd",
     "saved_bytes",
 ]
+
+# Pickles, warnings and tracebacks show the public path, which outlives the private files.
+for _name in __all__:
+    globals()[_name].__module__ = __name__
