@@ -81,6 +81,34 @@ def test_all_runs_fail(tmp_path, capsys):
     assert "ZeroDivisionError: division by zero" in capsys.readouterr().out
 
 
+def test_a_failure_that_is_the_same_in_every_run_is_shown_once(tmp_path, capsys):
+    script = write(tmp_path / "train.py", "class Model: pass\nraise ValueError(repr(Model()))")
+    assert main(["compare", script, "--policy", "float32", "--policy", "mixed_float16"]) == 1
+    out = capsys.readouterr().out
+    assert "\nall 2 runs failed (exit code 1, the same in each):\n" in out
+    assert out.count("Traceback") == 1
+
+
+def test_some_runs_that_fail_in_the_same_way_are_named(tmp_path, capsys):
+    text = TRAINING + "\nassert not low, 'too low'"
+    script = write(tmp_path / "train.py", text)
+    policies = ["--policy", "float32", "--policy", "mixed_float16"]
+    assert main(["compare", script, *policies, "--seeds", "2"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    who = "mixed_float16 seed 0, mixed_float16 seed 1"
+    assert f"{who} failed (exit code 1, the same in each):" in out
+    assert out.count("AssertionError: too low") == 1
+
+
+def test_a_signal_is_named(tmp_path, capsys):
+    script = write(tmp_path / "train.py", "import os; os.kill(os.getpid(), 9)")
+    assert main(["compare", script, "--policy", "float32"]) == 1
+    out, err = capsys.readouterr()
+    assert "float32 seed 0 failed (killed by SIGKILL):" in out
+    assert "killed by SIGKILL. The system may have run out of memory." in err
+    assert "-9" not in out + err
+
+
 def test_verbose_shows_what_the_script_prints(tmp_path, capsys):
     script = write(tmp_path / "train.py", TRAINING + r"print('\x1b[31m[red] epoch\x1b[0m')")
     assert main(["compare", script, "--policy", "float32", "--verbose"]) == 0

@@ -74,6 +74,12 @@ def test_any_other_text_is_read_or_refused_with_an_error_of_ours(text):
             " Did you mean 'mixed_float16'?",
         ),
         (
+            "bf16",
+            PolicyError,
+            "Policy needs one of float32, mixed_float16, mixed_bfloat16, got 'bf16'."
+            " Did you mean 'mixed_bfloat16'?",
+        ),
+        (
             "O1",
             PolicyError,
             "Policy needs one of float32, mixed_float16, mixed_bfloat16, got 'O1'."
@@ -112,6 +118,23 @@ def test_errors_of_texts(text, error, message):
     with pytest.raises(error) as caught:
         Policy.parse(text)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("bfloat16", "mixed_bfloat16"),
+        ("torch.bfloat16", "mixed_bfloat16"),
+        ("FP16", "mixed_float16"),
+        ("half", "mixed_float16"),
+        ("amp", "mixed_float16"),
+        ("fp32", "float32"),
+        ("full", "float32"),
+    ],
+)
+def test_the_policy_that_a_short_name_means(text, meant):
+    with pytest.raises(PolicyError, match=f"Did you mean '{meant}'"):
+        Policy.parse(text)
 
 
 @pytest.mark.parametrize(

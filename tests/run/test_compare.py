@@ -170,14 +170,18 @@ def test_futures_of_this_package_do_not_reach_the_script(tmp_path):
         ("def f():\n    raise ValueError('no data')\nf()", 1, "ValueError: no data"),
         ("import nothing_of_that_name", 1, "No module named 'nothing_of_that_name'"),
         ("x = = 1", 1, "SyntaxError: invalid syntax"),
-        ("import sys; print('why'); sys.exit(3)", 3, "why\nThe script ended with exit code 3."),
-        ("import sys; sys.exit('bad config')", 1, "bad config\nThe script ended with exit code 1."),
+        ("import sys; print('why'); sys.exit(3)", 3, "why\nThe process ended with exit code 3."),
+        (
+            "import sys; sys.exit('bad config')",
+            1,
+            "bad config\nThe process ended with exit code 1.",
+        ),
         (
             "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
             -9,
-            "ended by SIGKILL. The system may have run out of memory.",
+            "The process was killed by SIGKILL. The system may have run out of memory.",
         ),
-        ("import os; os._exit(4)", 4, "The script ended with exit code 4."),
+        ("import os; os._exit(4)", 4, "The process ended with exit code 4."),
         ("print(input())", 1, "EOFError: EOF when reading a line"),
     ],
 )
@@ -221,6 +225,13 @@ def test_a_daemon_that_keeps_the_pipes_open_is_not_waited_for(tmp_path):
         ({"seed": -1}, UsageError, "compare needs seeds from 0 to 4294967295, got --seed -1"),
         ({"seed": 2**32 - 1, "seeds": 2}, UsageError, "got --seed 4294967295 with 2 of them"),
         ({"policies": ["mixed_fp16"]}, PolicyError, "mixed_float16"),
+        ({"policies": ["bf16"]}, PolicyError, "got 'bf16'. Did you mean 'mixed_bfloat16'?"),
+        (
+            {"policies": ["float32", "compute_dtype=float64"]},
+            UsageError,
+            "compare needs policies with compute_dtype float32, bfloat16, float16, got "
+            "'compute_dtype=float64'. Write --policy float32 for the most precise one.",
+        ),
         (
             {"policies": ["float32", " float32"]},
             UsageError,

@@ -1,8 +1,9 @@
 """`halfstep compare`."""
 
 import contextlib
+import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,7 @@ from halfstep.run import (
 
 _SHOWN_LINES = 8
 _FAILED = 1
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")  # differs from process to process
 INTERRUPTED = 130
 
 
@@ -118,8 +120,8 @@ def _show(console: Console, script: str, runs: Sequence[RunResult]) -> int:
     trained = any(each.trained for each in summaries)
     if trained:
         _show_table(console, summaries)
-    for run in failed:
-        _show_failure(console, run)
+    for alike in _failed_alike(failed):
+        _show_failure(console, alike, of=len(runs))
     if not trained and len(failed) < len(runs):
         console.print(Text(_nothing_trained(script, runs)))
     return 0 if all(run.steps and not run.failed for run in runs) else _FAILED
@@ -147,9 +149,22 @@ def _notes(summaries: Sequence[Summary]) -> str:
     )
 
 
-def _show_failure(console: Console, run: RunResult) -> None:
+def _failed_alike(failed: Sequence[RunResult]) -> Iterable[Sequence[RunResult]]:
+    """Returns the runs in groups that failed in the same way: one traceback does for each."""
+    groups: dict[tuple[int, str], list[RunResult]] = {}
+    for run in failed:
+        same = run.exit_code, _ADDRESS.sub("", run.error)
+        groups.setdefault(same, []).append(run)
+    return groups.values()
+
+
+def _show_failure(console: Console, alike: Sequence[RunResult], *, of: int) -> None:
+    run, *others = alike
+    names = ", ".join(each.name for each in alike)
+    who = f"all {of} runs" if others and len(alike) == of else names
+    how = f"{run.ending}, the same in each" if others else run.ending
     console.print()
-    console.print(Text(f"{run.name} failed (exit code {run.exit_code}):", style="bold red"))
+    console.print(Text(f"{who} failed ({how}):", style="bold red"))
     for line in run.error.splitlines()[-_SHOWN_LINES:]:
         console.print(Text.from_ansi(f"  {line}"), soft_wrap=True)
 

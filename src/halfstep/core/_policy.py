@@ -58,7 +58,7 @@ class Policy:
             'float32'
         """
         if not isinstance(name, str) or name not in _NAMED:
-            near = suggestion(name, _NAMED) or " Or write pairs such as compute_dtype=bfloat16."
+            near = _suggestion(name) or " Or write pairs such as compute_dtype=bfloat16."
             raise PolicyError(f"Policy needs one of {', '.join(_NAMED)}, got {name!r}.{near}")
         return _NAMED[name]
 
@@ -137,6 +137,11 @@ class Policy:
         return ", ".join(f"{name}={getattr(self, name)}" for name in _fields.names(self))
 
 
+def _suggestion(name: object) -> str:
+    bare = str(name).strip().lower().rpartition(".")[2]
+    return suggestion(_SHORT.get(bare, name), _NAMED)
+
+
 _VALUES: dict[str, type[Rules] | type[LossScale]] = {"rules": Rules, "scale": LossScale}
 
 
@@ -158,4 +163,18 @@ _NAMED = {
     "float32": Policy(compute_dtype="float32", scale=LossScale.none()),
     "mixed_float16": Policy(),
     "mixed_bfloat16": Policy(compute_dtype="bfloat16", scale=LossScale.none()),
+}
+
+_SHORT = {
+    "bf16": "mixed_bfloat16",
+    "bfloat16": "mixed_bfloat16",
+    "fp16": "mixed_float16",
+    "f16": "mixed_float16",
+    "float16": "mixed_float16",
+    "half": "mixed_float16",
+    "amp": "mixed_float16",
+    "fp32": "float32",
+    "f32": "float32",
+    "float": "float32",
+    "full": "float32",
 }

@@ -6,20 +6,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from signal import Signals
+from signal import SIGKILL
 from typing import Protocol, Self
 
 from halfstep.core import Policy
 from halfstep.errors import UsageError
 from halfstep.run._log import RunLog
 from halfstep.run._process import run_process
-from halfstep.run._runs import RunResult
+from halfstep.run._runs import RunResult, ending_text
 from halfstep.run._stdin import SharedInput
 
 DEFAULT_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 _LAST_SEED = 2**32 - 1
 _KEPT_LINES = 20
-_SIGNALS = {each.value: each.name for each in Signals}
+# What a front-end can compute in; asked of the text, because no framework is loaded here.
+_RUNNABLE = ("float32", "bfloat16", "float16")
 
 
 class Watcher(Protocol):
@@ -76,7 +77,7 @@ class Comparison:
         _check_script(script)
         _check_seeds(seeds, seed)
         texts = tuple(text.strip() for text in policies or DEFAULT_POLICIES)
-        _check_distinct(texts)
+        _check_policies(texts)
         return cls(script, tuple(args), texts, tuple(range(seed, seed + seeds)))
 
     @property
@@ -122,12 +123,9 @@ def _both(first: Callable[[str], None], second: Callable[[str], None]) -> Callab
 
 def _explain(exit_code: int, output: Sequence[str]) -> str:
     """Returns why a process without a traceback failed."""
-    ending = f"The script ended with exit code {exit_code}."
-    if exit_code < 0:
-        name = _SIGNALS.get(-exit_code, f"signal {-exit_code}")
-        hint = " The system may have run out of memory." if name == "SIGKILL" else ""
-        ending = f"The process was ended by {name}.{hint}"
-    return "\n".join([*output, ending])
+    hint = " The system may have run out of memory." if exit_code == -SIGKILL else ""
+    verb = "was" if exit_code < 0 else "ended with"
+    return "\n".join([*output, f"The process {verb} {ending_text(exit_code)}.{hint}"])
 
 
 def _check_script(script: str) -> None:
@@ -156,13 +154,22 @@ def _check_seeds(seeds: int, seed: int) -> None:
         )
 
 
-def _check_distinct(texts: Sequence[str]) -> None:
+def _check_policies(texts: Sequence[str]) -> None:
     seen: dict[Policy, str] = {}
     for text in texts:
         policy = Policy.parse(text)
+        _check_runnable(text, policy)
         if policy in seen:
             raise UsageError(
                 f"compare needs different policies, got {seen[policy]!r} and {text!r}, "
                 "which are the same. Leave one out; use --seeds to repeat a run."
             )
         seen[policy] = text
+
+
+def _check_runnable(text: str, policy: Policy) -> None:
+    if policy.compute_dtype not in _RUNNABLE:
+        raise UsageError(
+            f"compare needs policies with compute_dtype {', '.join(_RUNNABLE)}, got {text!r}. "
+            "Write --policy float32 for the most precise one."
+        )

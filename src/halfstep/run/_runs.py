@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from signal import Signals
 from statistics import median
 from typing import Any, NamedTuple, Self
 
 _WARM_UP_STEPS = 10
 _LAST_FRACTION = 10
+_SIGNALS = {each.value: each.name for each in Signals}
 
 
 class Skip(NamedTuple):
@@ -81,6 +83,11 @@ class RunResult:
         return f"{self.policy} seed {self.seed}"
 
     @property
+    def ending(self) -> str:
+        """How the process ended, for a person."""
+        return ending_text(self.exit_code)
+
+    @property
     def first_loss(self) -> float | None:
         """The loss of the first step."""
         return self.losses[0] if self.losses else None
@@ -133,6 +140,18 @@ class RunResult:
         """
         readers = {name: _READERS[name] for name in _READERS.keys() & data.keys()}
         return cls(**data | {name: read(data[name]) for name, read in readers.items()})
+
+
+def ending_text(exit_code: int) -> str:
+    """Returns how a process ended, for a person.
+
+    Example:
+        >>> ending_text(1), ending_text(-9)
+        ('exit code 1', 'killed by SIGKILL')
+    """
+    if exit_code < 0:
+        return f"killed by {_SIGNALS.get(-exit_code, f'signal {-exit_code}')}"
+    return f"exit code {exit_code}"
 
 
 def _floats(values: list[float | str]) -> tuple[float, ...]:
