@@ -84,9 +84,9 @@ def test_a_watch_sees_every_kind_of_output():
             watch.note(torch.ones(3))
             assert not watch.nonfinite()
             watch.note(outputs)
-            assert watch.used
-            assert watch.lazily() is True or watch.lazily()()
+            assert watch.lazily()()
             assert watch.nonfinite()
+            assert watch.renewed() is not watch
 
 
 def test_a_watch_answers_on_the_device():
@@ -98,6 +98,34 @@ def test_a_watch_answers_on_the_device():
     assert watch.on_device(device)
     watch.nonfinite()
     assert watch.on_device(device)
+
+
+def test_a_shared_watch_blames_only_losses_that_were_all_bad():
+    device = torch.device("cpu")
+    for bad in (torch.tensor(torch.nan), torch.tensor([1.0, torch.inf])):
+        watch = LossWatch()
+        watch.shared = True
+        watch.note(bad)
+        assert watch.on_device(device)
+        assert watch.nonfinite()
+        for good in (torch.ones(3), torch.ones(())):
+            watch.note(good)
+            answer = watch.on_device(device)
+            assert answer is None or not answer
+        assert not watch.nonfinite()
+        watch.shared = False
+        assert watch.nonfinite()
+
+
+def test_a_watch_that_a_record_may_still_ask_is_left_alone():
+    watch = LossWatch()
+    assert watch.lazily() is False
+    assert watch.renewed() is watch
+    watch.note(torch.ones(2))
+    ask = watch.lazily()
+    assert not watch.nonfinite()
+    watch.renewed().note(torch.tensor(torch.nan))
+    assert not ask()
 
 
 def test_integers_and_large_finite_values_are_finite():

@@ -331,6 +331,35 @@ def test_one_bad_loss_of_several():
     assert loop.scaler.get_scale() == 8.0
 
 
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_bad_loss_of_one_optimizer_does_not_hide_the_overflow_of_another(bad):
+    loops = [Loop(growth_interval=3)]
+    scaler = loops[0].scaler
+    loops.append(Loop(scaler=scaler))
+    for number, loop in enumerate(loops):
+        loop.backward(torch.nan if number == bad else 1.0, poison=torch.inf)
+    for loop in loops:
+        scaler.step(loop.optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 4.0
+    for loop in loops:
+        record = scaler.last_step_of(loop.optimizer)
+        assert (record.skipped, record.loss_nonfinite) == (True, False)
+        assert record.reason.startswith("gradients held")
+
+
+def test_only_bad_losses_of_several_optimizers_leave_the_scale_alone():
+    loops = [Loop()]
+    scaler = loops[0].scaler
+    loops.append(Loop(scaler=scaler))
+    for loop in loops:
+        loop.backward(torch.nan)
+        scaler.step(loop.optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 8.0
+    assert scaler.last_step.reason == "the loss was not finite"
+
+
 def test_skipped_steps_warn_ever_more_rarely():
     loop = Loop()
     told = []

@@ -150,9 +150,7 @@ class GradScaler(Surface, torch.amp.GradScaler):
 
     def _begin_iteration(self) -> None:
         self._per_optimizer_states: dict[int, State] = defaultdict(fresh_state)
-        if self._losses.used:
-            # A new one, because records of steps may still ask the old one.
-            self._losses = LossWatch()
+        self._losses = self._losses.renewed()
         self._clips.clear()
         self._clip_watch = False
         self._clipped_finite: tuple[list[int], list[int]] | None = None

@@ -32,7 +32,7 @@ from halfstep.torch._scaling._iteration import (
 )
 from halfstep.torch._scaling._outputs import LARGEST_FOR_HALF, holds_half, map_outputs, widened
 from halfstep.torch._scaling._records import skipped_record, taken_record
-from halfstep.torch._scaling._settings import checked_scale
+from halfstep.torch._scaling._settings import checked_scale, is_distributed
 from halfstep.torch._scaling._steps import StepRecord, advice
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ class Scaling:
         scaler._check_scale_growth_tracker("unscale_")
         state = scaler._per_optimizer_states[id(optimizer)]
         refuse_order(state["stage"], "unscale_")
+        scaler._losses.shared = len(scaler._per_optimizer_states) > 1
         found = torch.zeros((), dtype=torch.float32, device=scaler._cell.device)
         state["found_inf_per_device"] = scaler._unscale_grads_(
             optimizer, scaler._cell.inverse(), found, False
@@ -123,6 +124,7 @@ class Scaling:
             scaler._check_scale_growth_tracker("step")
         state = scaler._per_optimizer_states[id(optimizer)]
         refuse_order(state["stage"], "step")
+        scaler._losses.shared = len(scaler._per_optimizer_states) > 1
         if closure is not None:
             return self._step_closure(scaler, optimizer, args, kwargs)
         if getattr(optimizer, "_step_supports_amp_scaling", False):
@@ -186,7 +188,7 @@ class Scaling:
             return
         before, bad = cell.known(), known_bad(states)
         if before is None or bad is None:
-            kept = scaler._losses.on_device(cell.device)
+            kept = None if is_distributed() else scaler._losses.on_device(cell.device)
             cell.advance_on_device(total(founds_of(states), cell.device), kept)
             self._poll(scaler)
         elif not bad:
@@ -195,7 +197,8 @@ class Scaling:
             if after.scale != before.scale:
                 steps = f"{cell.rule.growth_interval} steps in a row were finite"
                 scaler._history.changed(before.scale, after.scale, steps)
-        elif not scaler._losses.nonfinite():
+        elif is_distributed() or not scaler._losses.nonfinite():
+            # Gradients are shared between processes but losses are not, nor may scales differ.
             self._back_off(scaler, before)
 
     def _back_off(self, scaler: "GradScaler", before: ScaleState) -> None:

@@ -51,51 +51,69 @@ def holds_half(outputs: Any) -> bool:
 
 
 class LossWatch:
-    """Knows whether everything scaled since the last update was finite, without a device sync.
+    """Knows whether the losses scaled since the last update were finite, without a device sync.
+
+    With one optimizer any bad loss explains bad gradients; with several, only if all were bad is
+    it sure that none of the gradients overflowed.
 
     Example:
         >>> watch = LossWatch()
         >>> watch.note(torch.tensor(2.0))
+        >>> watch.note(torch.tensor(torch.nan))
+        >>> watch.nonfinite()
+        True
+        >>> watch.shared = True
         >>> watch.nonfinite()
         False
     """
 
-    __slots__ = ("_bad", "_notes")
+    __slots__ = ("_bad", "_good", "_lent", "_notes", "shared")
 
     def __init__(self) -> None:
-        self._bad = False
+        self._bad = self._good = self._lent = False
         self._notes: list[Tensor] = []
+        self.shared = False
+
+    def renewed(self) -> "LossWatch":
+        """Returns a watch for the next iteration."""
+        if self._bad or self._notes or self._lent:
+            # A new one, because records of steps may still ask this one.
+            return LossWatch()
+        self._good = self.shared = False
+        return self
 
     def note(self, outputs: Tensor) -> None:
         """Looks at unscaled outputs: at once on the CPU, later if they are elsewhere."""
         if outputs.is_cpu and outputs.numel() == 1:
-            self._bad = self._bad or not _is_finite(outputs)
+            self._count(not _is_finite(outputs))
         else:
             # Zero where finite, NaN elsewhere: one number per output, whatever its size.
             self._notes.append((outputs.detach() * 0).sum())
 
-    def nonfinite(self) -> bool:
-        """Returns whether any of the outputs was not finite, and waits for a device if needed."""
-        if self._notes:
-            self._bad = self._bad or any(bool(note.isnan()) for note in self._notes)
-            self._notes = []
-        return self._bad
+    def _count(self, bad: bool) -> None:
+        self._bad, self._good = self._bad or bad, self._good or not bad
 
-    @property
-    def used(self) -> bool:
-        """Whether anything is known that the next iteration must not see."""
-        return self._bad or bool(self._notes)
+    def nonfinite(self) -> bool:
+        """Returns whether losses that were not finite explain it, and may wait for a device."""
+        while self._notes:
+            self._count(bool(self._notes.pop().isnan()))
+        return self._bad and not (self.shared and self._good)
 
     def lazily(self) -> bool | Callable[[], bool]:
-        """Returns the answer, or what to call for it where a device would have to be asked."""
-        return self.nonfinite if self._notes else self._bad
+        """Returns the answer, or what to call where it is not known for sure yet."""
+        if not (self._notes or self._bad):
+            return False
+        self._lent = True
+        return self.nonfinite
 
     def on_device(self, device: torch.device) -> Tensor | None:
-        """Returns the answer as a tensor, or None if everything was finite for sure."""
-        if self._bad:
-            return torch.ones((), dtype=torch.bool, device=device)
+        """Returns the answer as a tensor, or None if it is no for sure."""
+        if self._good if self.shared else self._bad:
+            return None if self.shared else torch.ones((), dtype=torch.bool, device=device)
         notes = [note.isnan().to(device, non_blocking=True) for note in self._notes]
-        return torch.stack(notes).any() if notes else None
+        if notes:
+            return torch.stack(notes).all() if self.shared else torch.stack(notes).any()
+        return torch.ones((), dtype=torch.bool, device=device) if self._bad else None
 
 
 def _is_finite(outputs: Tensor) -> bool:

@@ -29,13 +29,17 @@ def taken_record(scaler: "GradScaler") -> StepRecord:
 def skipped_record(scaler: "GradScaler", optimizer: Optimizer, reason: str = "") -> StepRecord:
     """Returns the record of a step that is known to be skipped; it may wait for the device."""
     found = culprits(optimizer, scaler._names)
-    bad_loss = scaler._losses.nonfinite()
+    loss = scaler._losses.lazily()
+
+    def why() -> str:
+        return LOSS if callable(loss) and loss() else overflow_reason(found)
+
     return StepRecord(
         skipped=True,
-        reason=reason or (LOSS if bad_loss else overflow_reason(found)),
+        reason=reason or (why if loss else overflow_reason(found)),
         scale=_scale(scaler),
         nonfinite=found,
-        loss_nonfinite=bad_loss,
+        loss_nonfinite=loss,
     )
 
 

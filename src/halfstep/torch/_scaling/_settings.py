@@ -29,6 +29,14 @@ def device_type(device: str | torch.device | None) -> str:
         ) from error
 
 
+def is_distributed() -> bool:
+    """Returns whether other processes train the same parameters."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    return distributed.get_world_size() > 1
+
+
 def checked_limit(max_consecutive_skips: int | None) -> int | None:
     """Returns a limit of skipped steps if it is one."""
     limit = max_consecutive_skips

@@ -258,7 +258,8 @@ class History:
             self._rows.pop(optimizer, None)
             return
         self._skipped += 1
-        if record.reason != EMPTY:
+        # Not `reason`, which would be read, and kept, before the iteration is over.
+        if record._reason != EMPTY:
             self._rows[optimizer] = row = self._rows.get(optimizer, 0) + 1
             self._speak(row, record)
 
