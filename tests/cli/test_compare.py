@@ -63,6 +63,13 @@ def test_json(training, tmp_path, capsys):
     capsys.readouterr()
 
 
+def test_json_to_standard_output(training, capsys):
+    assert main(["compare", training, "--policy", "float32", "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["runs"][0]["steps"] == 20
+    assert "last loss" in err
+
+
 def test_a_failing_run(tmp_path, capsys):
     text = TRAINING + "\nprint('about to fail')\nassert not low, 'too low [bold]'"
     script = write(tmp_path / "train.py", text)

@@ -4,7 +4,6 @@ import contextlib
 import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +19,7 @@ from halfstep.run import (
     Summary,
     check_writable,
     document,
+    is_stdout,
     run_all,
     summarise,
     table_rows,
@@ -54,7 +54,12 @@ def compare(
     ] = 1,
     seed: Annotated[int, typer.Option(metavar="S", help="The first seed.")] = 0,
     json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write all that was measured to a file.")
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write all that was measured to a file; - is standard output, and the table then "
+            "goes to standard error.",
+        ),
     ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show what the script prints.")
@@ -69,7 +74,8 @@ def compare(
     if json:
         check_writable(json)
     runs = _run(comparison, verbose)
-    code = _show(output(), script, runs)
+    console = output(to_stderr=bool(json and is_stdout(json)))
+    code = _show(console, script, runs)
     if json and runs:
         write_json(json, document(comparison, runs))
     return code if len(runs) == len(comparison.plan) else INTERRUPTED

@@ -5,9 +5,13 @@ import sys
 from rich.console import Console
 
 
-def output() -> Console:
-    """Returns the console for results."""
-    return Console(highlight=False)
+def output(*, to_stderr: bool = False) -> Console:
+    """Returns the console for results.
+
+    Args:
+        to_stderr: Whether standard output is taken by something else.
+    """
+    return Console(stderr=to_stderr, highlight=False)
 
 
 def progress() -> Console:

@@ -2,7 +2,7 @@
 
 from halfstep.run._cells import table_rows
 from halfstep.run._compare import DEFAULT_POLICIES, Comparison, Watcher, run_all
-from halfstep.run._document import check_writable, document, write_json
+from halfstep.run._document import check_writable, document, is_stdout, write_json
 from halfstep.run._runs import MetricValue, RunResult, Skip
 from halfstep.run._summary import Summary, summarise
 from halfstep.run._verdict import verdict
@@ -17,6 +17,7 @@ __all__ = [
     "Watcher",
     "check_writable",
     "document",
+    "is_stdout",
     "run_all",
     "summarise",
     "table_rows",
