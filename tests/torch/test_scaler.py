@@ -18,6 +18,7 @@ from halfstep.errors import (
     UsageError,
 )
 from halfstep.torch._scaler import GradScaler
+from halfstep.torch._scaling._fused import _lacks_state
 from halfstep.torch._scaling._steps import SkippedStepsWarning
 
 
@@ -711,12 +712,40 @@ def test_the_fused_protocol():
     assert not hasattr(loop.optimizer, "grad_scale")
     assert not hasattr(loop.optimizer, "found_inf")
     loop.optimizer.grad_scale = torch.tensor(2.0)
-    loop.run(poison=torch.inf)
-    assert (seen["grad_scale"].item(), seen["found_inf"].item()) == (16.0, 1.0)
+    loop.run()
+    assert (seen["grad_scale"].item(), seen["found_inf"].item()) == (16.0, 0.0)
+    seen.clear()
+    assert loop.run(poison=torch.inf) is None
+    assert (seen, loop.scaler.last_step.reason) == ({}, "gradients held inf")
+    loop.optimizer.zero_grad()
     loop.backward()
     loop.scaler.unscale_(loop.optimizer)
     loop.scaler.step(loop.optimizer)
     assert seen["grad_scale"] is None
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_a_skipped_first_step_of_a_fused_optimizer_leaves_no_state(unscale):
+    loop = Loop(lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.5, fused=True))
+    loop.backward(poison=torch.inf)
+    if unscale:
+        loop.scaler.unscale_(loop.optimizer)
+    loop.scaler.step(loop.optimizer)
+    loop.scaler.update()
+    assert loop.optimizer.state_dict()["state"] == {}
+    loop.run()
+    assert loop.parameter.tolist() == [0.75, 0.75]
+
+
+def test_which_fused_optimizers_lack_state():
+    loop = Loop(lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.5, fused=True))
+    assert not _lacks_state(loop.optimizer)
+    loop.backward()
+    assert _lacks_state(loop.optimizer)
+    loop.scaler.step(loop.optimizer)
+    assert not _lacks_state(loop.optimizer)
+    plain = torch.optim.SGD([loop.parameter], fused=True)
+    assert not _lacks_state(plain)
 
 
 def test_the_older_fused_protocol():
@@ -743,6 +772,53 @@ def test_a_fused_optimizer_at_a_scale_below_one():
     loop.scaler.update()
     assert loop.scaler.last_step.skipped
     assert loop.parameter.isfinite().all()
+
+
+class Wrapper:
+    """An optimizer that can neither be referenced weakly nor hashed."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __eq__(self, other):
+        return isinstance(other, Wrapper)
+
+    param_groups = property(lambda self: self.inner.param_groups)
+    state = property(lambda self: self.inner.state)
+
+    def step(self, *args):
+        return self.inner.step(*args)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_an_optimizer_that_cannot_be_referenced_or_hashed(dtype):
+    loops = [Loop()]
+    scaler = loops[0].scaler
+    loops.append(Loop(scaler=scaler))
+    wrappers = [Wrapper(loop.optimizer) for loop in loops]
+    loops[1].parameter.data = loops[1].parameter.data.to(dtype)
+    for poison in (torch.inf, None):
+        for loop, wrapper in zip(loops, wrappers, strict=True):
+            loop.optimizer.zero_grad()
+            loop.backward(poison=poison)
+            scaler.step(wrapper)
+        scaler.update()
+        assert scaler.history.consecutive_skips == (poison is not None)
+    assert not scaler.last_step_of(wrappers[0]).skipped
+    assert scaler.last_step_of(wrappers[0]) is not scaler.last_step_of(wrappers[1])
+    assert [loop.parameter.tolist() for loop in loops] == [[0.75, 0.75]] * 2
+
+
+def test_many_scalers_leave_nothing_with_an_optimizer():
+    loop = Loop()
+    before = len(weakref.finalize._registry)
+    for _ in range(5):
+        loop.scaler = GradScaler("cpu", init_scale=8.0)
+        loop.run()
+    gc.collect()
+    assert len(weakref.finalize._registry) == before
 
 
 def test_nothing_is_kept_alive():

@@ -2,7 +2,6 @@
 
 import functools
 import numbers
-import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -22,6 +21,7 @@ from halfstep.torch._scaling._gradients import (
 from halfstep.torch._scaling._iteration import State, fresh_state
 from halfstep.torch._scaling._master import Masters
 from halfstep.torch._scaling._modes import PassThrough, Scaling
+from halfstep.torch._scaling._optimizers import PerOptimizer
 from halfstep.torch._scaling._outputs import LossWatch
 from halfstep.torch._scaling._scale_cell import FLOAT32_MAX, ScaleCell
 from halfstep.torch._scaling._settings import (
@@ -140,7 +140,7 @@ class GradScaler(Surface, torch.amp.GradScaler):
 
     def _start(self) -> None:
         """Sets what is not kept in a pickle."""
-        self._steps: dict[int, StepRecord] = {}
+        self._steps: PerOptimizer[StepRecord] = PerOptimizer()
         self._unseen_updates = 0
         self._losses = LossWatch()
         self._clips: deque[Clipped] = deque(maxlen=16)
@@ -200,7 +200,7 @@ class GradScaler(Surface, torch.amp.GradScaler):
 
     def last_step_of(self, optimizer: Optimizer) -> StepRecord:
         """Returns what the latest `step` of one optimizer did."""
-        return self._steps.get(id(optimizer)) or StepRecord(skipped=True, reason=NOT_YET)
+        return self._steps.get(optimizer) or StepRecord(skipped=True, reason=NOT_YET)
 
     @property
     def history(self) -> History:
@@ -272,10 +272,7 @@ class GradScaler(Surface, torch.amp.GradScaler):
                 self._cell.start(gradient.device)
 
     def _record(self, optimizer: Optimizer, record: StepRecord) -> None:
-        key = id(optimizer)
-        if key not in self._steps:
-            weakref.finalize(optimizer, self._steps.pop, key, None).atexit = False
-        self._last_step = self._steps[key] = record
+        self._last_step = self._steps[optimizer] = record
         if listening():
             emit("step", record=record)
         self._history.add(optimizer, record)

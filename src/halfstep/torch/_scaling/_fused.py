@@ -18,6 +18,7 @@ from halfstep.torch._scaling._iteration import (
     finish,
     found_late,
     founds_of,
+    is_bad,
     known_bad,
     step_optimizer,
     total,
@@ -43,14 +44,38 @@ def step_fused(
         finish(scaler, optimizer, skipped_record(scaler, optimizer, EMPTY))
         return None
     found = total([*founds, *late], scaler._cell.device)
+    if _is_known_bad(optimizer, found):
+        reason = LATE if late and not is_bad(state) else ""
+        finish(scaler, optimizer, skipped_record(scaler, optimizer, reason))
+        return None
     optimizer.grad_scale = _scale_for(scaler, optimizer, state)  # type: ignore[attr-defined]
     optimizer.found_inf = found  # type: ignore[attr-defined]
     try:
         result = step_optimizer(scaler._masters, optimizer, args, kwargs)
     finally:
         del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
-    _finish(scaler, optimizer, found, late)
+    _finish(scaler, optimizer, found)
     return result
+
+
+def _is_known_bad(optimizer: Optimizer, found: Tensor) -> bool:
+    """Returns whether the host can skip the step, and waits for the device where it must.
+
+    A kernel that skips its first step may leave state behind that it never wrote to.
+    """
+    return (found.is_cpu or _lacks_state(optimizer)) and bool(found.item())
+
+
+def _lacks_state(optimizer: Optimizer) -> bool:
+    """Returns whether a parameter that is about to be stepped has no state yet."""
+    state = getattr(optimizer, "state", {})
+    return any(
+        parameter.grad is not None and not state.get(parameter)
+        for group in optimizer.param_groups
+        # SGD without momentum never keeps any.
+        if group.get("momentum") != 0
+        for parameter in group["params"]
+    )
 
 
 def _check(scaler: "GradScaler", optimizer: Optimizer, state: State) -> list[Tensor]:
@@ -74,11 +99,11 @@ def _scale_for(scaler: "GradScaler", optimizer: Optimizer, state: State) -> Tens
     return scale if given is None else scale * given
 
 
-def _finish(scaler: "GradScaler", optimizer: Optimizer, found: Tensor, late: list[Tensor]) -> None:
+def _finish(scaler: "GradScaler", optimizer: Optimizer, found: Tensor) -> None:
     if not found.is_cpu:
         record = unknown_record(scaler, optimizer, found)
     elif found.item():
-        record = skipped_record(scaler, optimizer, LATE if late else "")
+        record = skipped_record(scaler, optimizer)
     else:
         record = taken_record(scaler)
     finish(scaler, optimizer, record)
@@ -97,7 +122,7 @@ def _step_with_scaler(
     result = optimizer.step(*args, **{**kwargs, "grad_scaler": scaler})
     founds = founds_of([state])
     if founds:
-        _finish(scaler, optimizer, total(founds, scaler._cell.device), [])
+        _finish(scaler, optimizer, total(founds, scaler._cell.device))
     else:
         finish(scaler, optimizer, taken_record(scaler))
     return result

@@ -1,5 +1,6 @@
 """What a scaler knows about each optimizer between two updates, and the order it insists on."""
 
+import contextlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +145,8 @@ def finish(scaler: "GradScaler", optimizer: Optimizer, record: StepRecord) -> No
     state["record"] = record
     if record.known and record.skipped:
         # What LRScheduler looks at: a skipped step is no reason to call its order wrong.
-        optimizer._opt_called = True  # type: ignore[attr-defined]
+        with contextlib.suppress(AttributeError):  # a wrapper with __slots__
+            optimizer._opt_called = True  # type: ignore[attr-defined]
     scaler._record(optimizer, record)
 
 

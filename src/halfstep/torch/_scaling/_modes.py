@@ -64,7 +64,7 @@ class PassThrough:
     def update(self, scaler: "GradScaler", new_scale: Any) -> None:
         """Does nothing."""
         if listening():
-            emit("update", scale=1.0)
+            emit("update", scale=1.0, scaler=id(scaler))
 
 
 class Scaling:
@@ -179,7 +179,7 @@ class Scaling:
             self._advance(scaler)
         scaler._begin_iteration()
         if listening():
-            emit("update", scale=scaler._cell.snapshot())
+            emit("update", scale=scaler._cell.snapshot(), scaler=id(scaler))
 
     def _advance(self, scaler: "GradScaler") -> None:
         cell, states = scaler._cell, scaler._per_optimizer_states.values()

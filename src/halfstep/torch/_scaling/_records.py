@@ -1,6 +1,5 @@
 """Makes the records of steps, without waiting for a device before somebody reads them."""
 
-import weakref
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -13,6 +12,7 @@ from halfstep.torch._scaling._gradients import (
     fingerprint,
     gradients_of,
 )
+from halfstep.torch._scaling._optimizers import reference
 from halfstep.torch._scaling._steps import LOSS, Lazy, StepRecord, overflow_reason
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Later:
         found: Tensor,
         loss_nonfinite: Lazy[bool],
     ) -> None:
-        self._optimizer = weakref.ref(optimizer)
+        self._optimizer = reference(optimizer)
         self._names = names
         self._found = found
         self._loss = loss_nonfinite

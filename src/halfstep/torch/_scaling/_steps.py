@@ -2,7 +2,6 @@
 
 import sys
 import warnings
-import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 
 from halfstep.errors import NonFiniteError
 from halfstep.torch._scaling._gradients import Culprits
+from halfstep.torch._scaling._optimizers import PerOptimizer, reference
 
 Value = TypeVar("Value")
 Lazy: TypeAlias = Value | Callable[[], Value]
@@ -197,8 +197,8 @@ class History:
         self._forget_optimizers()
 
     def _forget_optimizers(self) -> None:
-        self._rows: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self._waiting: list[tuple[weakref.ref[Optimizer], StepRecord]] = []
+        self._rows: PerOptimizer[int] = PerOptimizer()
+        self._waiting: list[tuple[Callable[[], Any], StepRecord]] = []
 
     def __getstate__(self) -> dict[str, Any]:
         self.settle()
@@ -243,24 +243,24 @@ class History:
         if record.known:
             self._count(optimizer, record)
         else:
-            self._waiting.append((weakref.ref(optimizer), record))
+            self._waiting.append((reference(optimizer), record))
 
     def settle(self) -> None:
         """Counts the steps whose outcome was still on a device, and waits for it."""
         while self._waiting:
-            reference, record = self._waiting.pop(0)
-            optimizer = reference()
+            alive, record = self._waiting.pop(0)
+            optimizer = alive()
             if optimizer is not None:
                 self._count(optimizer, record)
 
     def _count(self, optimizer: Optimizer, record: StepRecord) -> None:
         if not record.skipped:
-            self._rows.pop(optimizer, None)
+            self._rows.pop(optimizer)
             return
         self._skipped += 1
         # Not `reason`, which would be read, and kept, before the iteration is over.
         if record._reason != EMPTY:
-            self._rows[optimizer] = row = self._rows.get(optimizer, 0) + 1
+            self._rows[optimizer] = row = (self._rows.get(optimizer) or 0) + 1
             self._speak(row, record)
 
     def _speak(self, row: int, record: StepRecord) -> None:
