@@ -17,6 +17,7 @@ from halfstep.torch._engine import _state
 from halfstep.torch._engine._ops import overloads
 from halfstep.torch._explain import Explanation, Observer
 from halfstep.torch._private import autocast_devices, never_compile
+from halfstep.torch._tracing import constant, ready
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -101,11 +102,7 @@ class autocast:
         return self._settings.enabled
 
     def __enter__(self) -> Self:
-        if torch.compiler.is_exporting():
-            raise UsageError(
-                "autocast inside of a model that is exported would be lost, since an exported "
-                "program holds no rules. Export it without, and run the program inside autocast."
-            )
+        _refuse_export()
         _enter(self._settings)
         return self
 
@@ -158,6 +155,16 @@ class autocast:
         return f"autocast({device_type!r}, dtype={dtype}, enabled={enabled}, rules={rules!r})"
 
 
+# Run for real by a tracer, which answers the question itself, and not in every version right.
+@constant
+def _refuse_export() -> None:
+    if torch.compiler.is_exporting():
+        raise UsageError(
+            "autocast inside of a model that is exported would be lost, since an exported program "
+            "holds no rules. Export it without, and run the program inside autocast."
+        )
+
+
 def _is_suspended(function: object) -> bool:
     """Whether calling it only makes something that runs later, outside of the region."""
     kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
@@ -165,6 +172,7 @@ def _is_suspended(function: object) -> bool:
 
 
 def _enter(region: _Settings) -> None:
+    ready()
     # One by one: a tracer can read the fields of a constant, but not in every version unpack it.
     _state.enter(region.device_type, region.dtype, region.enabled, region.cached, region.rules)
 
@@ -182,7 +190,7 @@ class _Inside:
         _state.leave()
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _settings(
     device_type: str | None,
     dtype: torch.dtype | None,

@@ -3,23 +3,47 @@
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.fx
 from torch.fx import traceback as fx_traceback
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 _ACCESS = re.compile(r"\.(\w+)|\['(\w+)'\]|\[(\d+)\]")
 _NOISE = {"_modules", "_orig_mod", "_parameters", "_buffers"}
 
 
-def in_graph(function: Any) -> Any:
+_in_graph: list[Callable[..., None]] = []
+
+
+def in_graph(function: _Function) -> _Function:
     """Marks a function that a compiled graph calls as it is and must not drop.
 
     It runs while the graph is traced, so what it switches on is on for the operations that follow.
     """
-    torch.compiler.allow_in_graph(function)
-    return torch.fx.node.has_side_effect(function)
+    _in_graph.append(function)
+    torch.fx.node.has_side_effect(function)
+    return function
+
+
+def constant(function: _Function) -> _Function:
+    """Marks a function that a tracer runs, and whose result it takes for a constant."""
+    # What torch.compiler.assume_constant_result sets, which would load the whole compiler.
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant
+def ready() -> None:
+    """Tells the compiler, if there is one by now, of the functions that belong into a graph.
+
+    To be called before any of them: loading the compiler takes as long as loading PyTorch.
+    """
+    if _in_graph and "torch._dynamo" in sys.modules:
+        while _in_graph:
+            torch.compiler.allow_in_graph(_in_graph.pop())
 
 
 def module_path() -> str:

@@ -8,6 +8,7 @@ import torch
 
 from halfstep.torch._engine import _state
 from halfstep.torch._engine._paths import PATHS
+from halfstep.torch._tracing import constant, ready
 
 
 class Snapshot(NamedTuple):
@@ -36,14 +37,15 @@ class Restored:
 
     def __enter__(self) -> None:
         state = self._state
+        ready()
         _state.enter(state.device_type, state.dtype, state.enabled, state.cached, state.rules)
 
     def __exit__(self, *error: object) -> None:
         _state.leave()
 
 
-# A tracer takes it for a constant: the rules in force are part of what guards a graph.
-@torch.compiler.assume_constant_result
+# The rules in force are part of what guards a graph, so a tracer may take them for a constant.
+@constant
 def snapshot(device_type: str, island: bool = False) -> Snapshot:
     """Returns the autocast state of one type of device in this thread.
 
