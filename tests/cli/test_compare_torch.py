@@ -71,3 +71,44 @@ def test_skipped_steps_come_with_reasons(runs):
     assert full.skipped == bfloat16.skipped == ()
     assert [skip.step for skip in too_high.skipped] == list(range(1, 41))
     assert "inf" in too_high.skipped[0].reason or "nan" in too_high.skipped[0].reason
+
+
+TWO_SCALERS = """
+import torch
+from torch import nn
+
+from halfstep.torch import GradScaler, autocast
+
+torch.set_num_threads(1)
+models = [nn.Linear(64, 64), nn.Linear(64, 64)]
+optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+scalers = [GradScaler("cpu") for _ in range(SCALERS)]
+for _ in range(6):
+    for index in range(2):
+        scaler = scalers[index % SCALERS]
+        with autocast("cpu"):
+            loss = models[index](torch.rand(32, 64)).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizers[index])
+        if SCALERS == 2 or index:
+            scaler.update()
+"""
+
+
+@pytest.mark.slow
+def test_two_scalers_are_counted_like_one_with_two_optimizers(tmp_path, capsys):
+    both = {}
+    for scalers in (1, 2):
+        text = TWO_SCALERS.replace("SCALERS", str(scalers))
+        target = tmp_path / f"{scalers}.json"
+        script = write(tmp_path / f"{scalers}.py", text)
+        assert main(["compare", script, "--policy", "mixed_float16", "--json", str(target)]) == 0
+        both[scalers] = RunResult.from_dict(json.loads(target.read_text())["runs"][0])
+    one, two = both[1], both[2]
+    assert (one.scalers, two.scalers) == (1, 2)
+    assert one.steps == two.steps == 6
+    assert one.optimizer_steps == two.optimizer_steps == 12
+    assert len(one.step_seconds) == len(two.step_seconds) == 5
+    assert two.saved_bytes == pytest.approx(one.saved_bytes, rel=0.01)
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count("2 GradScalers: steps/s, saved for backward and last scale are those") == 1

@@ -8,6 +8,7 @@ RUNS = [
         policy=policy,
         seed=seed,
         steps=20,
+        optimizer_steps=20,
         losses=tuple(2.0 - 0.05 * step + 0.1 * seed for step in range(20)),
         step_seconds=(0.1 / factor,) * 19,
         scale=1024.0 * factor * (1 + seed),

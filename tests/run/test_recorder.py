@@ -35,10 +35,10 @@ class Session:
         self.now, self.probe, self.log = 0.0, CountingProbe(), RunLog("float32", 0)
         self.recorder = Recorder(self.probe, self.log.add, lambda: self.now)
 
-    def step(self, loss, reason=""):
+    def step(self, loss, reason="", **scaler):
         self.recorder("loss", {"value": loss})
         self.recorder("step", {"record": SimpleNamespace(skipped=bool(reason), reason=reason)})
-        self.recorder("update", {"scale": 8.0 * loss})
+        self.recorder("update", {"scale": 8.0 * loss, **scaler})
 
     def result(self):
         self.recorder.flush()
@@ -92,6 +92,21 @@ def test_one_update_counts_no_bytes():
     session = Session()
     session.step(1.0)
     assert session.result().saved_bytes is None
+
+
+def test_steps_are_the_updates_of_the_first_of_several_scalers():
+    session = Session()
+    for _ in range(2):
+        session.step(1.0, scaler=7)
+        assert session.probe.counting is (session.recorder._updates == 1)
+        session.step(0.5, "gradients held inf", scaler=8)
+        assert session.probe.counting is (session.recorder._updates == 1)
+    session.step(1.0, scaler=7)
+    run = session.result()
+    assert (run.steps, run.optimizer_steps, run.scalers) == (3, 5, 2)
+    assert (len(run.step_seconds), run.scale) == (2, 8.0)
+    assert [skip.step for skip in run.skipped] == [2, 3]
+    assert (run.saved_bytes, run.measured_step) == (640, 0)
 
 
 def test_unknown_events_are_left_alone():

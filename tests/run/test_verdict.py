@@ -10,7 +10,13 @@ def summary(policy, losses=(1.0,), *, speed=10.0, saved=100, skipped=0, accuracy
     for seed, loss in enumerate(losses):
         metrics = tuple(MetricValue("accuracy", value, 9) for value in accuracy[seed : seed + 1])
         measured = {} if speed is None else {"step_seconds": (1 / speed,) * 2}
-        values = {"steps": 100, "losses": (9.0, loss), "saved_bytes": saved, "metrics": metrics}
+        values = {
+            "steps": 100,
+            "optimizer_steps": 100,
+            "losses": (9.0, loss),
+            "saved_bytes": saved,
+            "metrics": metrics,
+        }
         values |= {"skipped": (Skip(1, "gradients held inf"),) * skipped} | measured | fields
         runs.append(RunResult(policy=policy, seed=seed, **values))
     return Summary(policy, tuple(runs))

@@ -150,8 +150,18 @@ def _notes(summaries: Sequence[Summary]) -> str:
     count = max(len(each.trained) for each in summaries)
     seeds = f"mean ± half the range over {count} seeds; " if count > 1 else ""
     return (
-        f"{seeds}last loss: mean of the last tenth; peak memory: {run.peak_memory_kind}; "
-        f"{run.device}; {versions}"
+        f"{seeds}{_scalers(summaries)}last loss: mean of the last tenth; "
+        f"peak memory: {run.peak_memory_kind}; {run.device}; {versions}"
+    )
+
+
+def _scalers(summaries: Sequence[Summary]) -> str:
+    count = max(each.scalers for each in summaries)
+    if count < 2:
+        return ""
+    return (
+        f"{count} GradScalers: steps/s, saved for backward and last scale are those of the one "
+        "that is updated first, skipped is that of all; "
     )
 
 

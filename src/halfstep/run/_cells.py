@@ -63,7 +63,7 @@ def _cells(
     yield "steps/s", _compared(_speed_text, lambda it: it.steps_per_second, each, reference)
     yield "peak memory", _known(bytes_text, each.peak_memory)
     yield "saved for backward", _compared(bytes_text, lambda it: it.saved_bytes, each, reference)
-    yield "skipped", f"{each.skipped} of {each.steps}" if each.steps else ""
+    yield "skipped", f"{each.skipped} of {each.optimizer_steps}" if each.optimizer_steps else ""
     yield "last scale", _scales(each)
 
 

@@ -42,6 +42,7 @@ def _policy(first: Summary, each: Summary) -> dict[str, Any]:
         "peak_memory": each.peak_memory,
         "saved_bytes": each.saved_bytes,
         "steps": each.steps,
+        "optimizer_steps": each.optimizer_steps,
         "skipped": each.skipped,
         "verdict": "" if each is first else verdict(first, each),
     }

@@ -64,13 +64,12 @@ class RunLog:
         losses: list[float],
         step_seconds: list[float],
         skipped: list[tuple[int, str]],
-        steps: int,
-        scale: float | None,
+        **values: Any,
     ) -> None:
         self._losses += losses
         self._step_seconds += step_seconds
         self._skipped += [Skip(*each) for each in skipped]
-        self._values |= {"steps": steps, "scale": scale}
+        self._values |= values
 
     def _add_metric(self, name: str, value: float, step: int) -> None:
         self._metrics.append(MetricValue(name, value, step))

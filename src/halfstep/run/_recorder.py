@@ -38,7 +38,8 @@ class Recorder:
         self._records: list[tuple[int, Any]] = []
         self._marks: list[Any] = []
         self._scale: Any = None
-        self._updates = 0
+        self._updates = self._attempts = 0
+        self._scalers: list[int | None] = []
         self._counting = contextlib.ExitStack()
         self._counted: SavedBytes | None = None
         self._flushed = clock()
@@ -59,6 +60,8 @@ class Recorder:
                 "step_seconds": self._probe.seconds(self._marks),
                 "skipped": [[step, each.reason] for step, each in self._records if each.skipped],
                 "steps": self._updates,
+                "optimizer_steps": self._attempts,
+                "scalers": len(self._scalers),
                 "scale": None if self._scale is None else self._probe.floats([self._scale])[0],
             }
         )
@@ -69,9 +72,18 @@ class Recorder:
         self._losses.append(self._probe.snapshot(value))
 
     def _on_step(self, record: Any) -> None:
+        self._attempts += 1
         self._records.append((self._updates + 1, record))
 
-    def _on_update(self, scale: Any) -> None:
+    def _on_update(self, scale: Any, scaler: int | None = None) -> None:
+        """Counts a step at each update of the first scaler, however many there are.
+
+        From one of its updates to the next is one round of the script's loop.
+        """
+        if scaler not in self._scalers:
+            self._scalers.append(scaler)
+        if scaler != self._scalers[0]:
+            return
         self._marks.append(self._probe.tick())
         self._scale = self._probe.snapshot(scale)
         self._updates += 1

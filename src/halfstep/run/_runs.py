@@ -36,13 +36,15 @@ class RunResult:
         seed: What the random generators were seeded with.
         exit_code: What the process returned; negative is the signal that ended it.
         error: Why the run failed, "" where it did not.
-        steps: How often `scaler.update()` was called.
+        steps: How often `scaler.update()` was called, on the first scaler where there are several.
+        optimizer_steps: How often `scaler.step()` was called, on all of them.
+        scalers: How many GradScalers the script updated.
         losses: Each loss that was scaled, in order.
-        step_seconds: The time from each `update` to the next one.
+        step_seconds: The time from each step's `update` to the next one.
         measured_step: The index in `step_seconds` of the step in which the bytes saved for
             backward were counted, which is slower for it; -1 where none was.
-        skipped: The steps that were not applied.
-        scale: The last scale; None where there was no step.
+        skipped: The optimizer steps that were not applied.
+        scale: The last scale of the first scaler; None where there was no step.
         metrics: Every value that was given to `halfstep.metric`.
         saved_bytes: Bytes kept for backward in one step, None where they were not counted.
         peak_memory: The most bytes in use, None where this system does not tell.
@@ -58,6 +60,8 @@ class RunResult:
     exit_code: int = 0
     error: str = ""
     steps: int = 0
+    optimizer_steps: int = 0
+    scalers: int = 0
     losses: tuple[float, ...] = ()
     step_seconds: tuple[float, ...] = ()
     measured_step: int = -1

@@ -65,8 +65,18 @@ class Summary:
         return sum(run.steps for run in self.trained)
 
     @property
+    def optimizer_steps(self) -> int:
+        """The optimizer steps of all runs together, skipped ones too."""
+        return sum(run.optimizer_steps for run in self.trained)
+
+    @property
+    def scalers(self) -> int:
+        """The most scalers that a run used."""
+        return max((run.scalers for run in self.trained), default=0)
+
+    @property
     def skipped(self) -> int:
-        """The skipped steps of all runs together."""
+        """The skipped optimizer steps of all runs together."""
         return sum(len(run.skipped) for run in self.trained)
 
     @property

@@ -163,8 +163,8 @@ def _saves_nothing(first: Summary, other: Summary) -> str:
 
 
 def _remarks(other: Summary) -> Iterator[str]:
-    if other.skipped > _MANY_SKIPS * other.steps:
-        yield f"{other.skipped} of {other.steps} steps skipped ({other.skip_reason})"
+    if other.skipped > _MANY_SKIPS * other.optimizer_steps:
+        yield f"{other.skipped} of {other.optimizer_steps} steps skipped ({other.skip_reason})"
     if other.failed:
         yield f"{len(other.failed)} of {len(other.runs)} runs failed"
 
