@@ -51,6 +51,7 @@ NAMES = {
         "Explanation",
         "GradScaler",
         "History",
+        "RoundedStateWarning",
         "ScaleChange",
         "SkippedStepsWarning",
         "StepRecord",

@@ -1,3 +1,4 @@
+import copy
 import gc
 import pickle
 import weakref
@@ -9,7 +10,9 @@ from torch import nn
 from halfstep.errors import UsageError
 from halfstep.torch._scaler import GradScaler
 from halfstep.torch._scaling._gradients import ParameterNames
-from halfstep.torch._scaling._master import Masters, widen_gradients
+from halfstep.torch._scaling._loading import RoundedStateWarning
+from halfstep.torch._scaling._master import Masters
+from halfstep.torch._scaling._widening import widen_gradients
 
 HALF = torch.float16
 OPTIMIZERS = {
@@ -104,7 +107,43 @@ def test_an_overflow_leaves_parameter_and_state(kind):
     assert scaler.get_scale() == 4.0
 
 
-def test_zeroed_gradients_accumulate_in_float32():
+@pytest.mark.parametrize("end", ["step", "update"])
+@pytest.mark.parametrize("fused", ["loop", "fused"])
+def test_gradients_are_half_again_afterwards(end, fused):
+    (parameter, optimizer), _ = pair(fused)
+    scaler = GradScaler("cpu", init_scale=8.0)
+    backward(scaler, parameter)
+    gradient = parameter.grad
+    scaler.unscale_(optimizer)
+    assert parameter.grad.dtype is parameter.grad_dtype is torch.float32
+    parameter.grad.mul_(2.0)
+    if end == "step":
+        scaler.step(optimizer)
+    else:
+        scaler.update()
+    assert parameter.grad is gradient
+    assert parameter.grad_dtype is HALF
+    assert gradient.tolist() == [2.0, 4.0, -1.0, 2.0**-11]
+
+
+def test_gradients_that_are_gone_or_sparse_afterwards():
+    embedding = nn.Embedding(4, 2, sparse=True).half()
+    (parameter, optimizer), _ = pair("sgd")
+    sparse = torch.optim.SGD(embedding.parameters(), lr=0.1)
+    scaler = GradScaler("cpu", init_scale=8.0)
+    for _ in range(2):
+        sparse.zero_grad()
+        backward(scaler, parameter)
+        scaler.scale(embedding(torch.tensor([1, 1])).float().sum()).backward()
+        scaler.unscale_(optimizer)
+        optimizer.zero_grad()
+        scaler.step(sparse)
+        scaler.update()
+        assert (parameter.grad, parameter.grad_dtype) == (None, HALF)
+        assert embedding.weight.grad.dtype is HALF
+
+
+def test_zeroed_gradients_can_be_accumulated():
     (parameter, optimizer), _ = pair("sgd")
     scaler = GradScaler("cpu", init_scale=8.0)
     for _ in range(2):
@@ -113,7 +152,8 @@ def test_zeroed_gradients_accumulate_in_float32():
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=False)
-    assert parameter.grad.dtype is torch.float32
+        assert parameter.grad.tolist() == [0.0] * 4
+    assert parameter.tolist()[0] < 1.0
 
 
 @pytest.mark.parametrize(
@@ -140,16 +180,54 @@ def test_a_change_from_outside_reaches_the_master(change):
     assert parameter.tolist() == [3.0] * 4
 
 
-def test_loaded_state_in_half_is_widened():
+def step(scaler, parameter, optimizer):
+    optimizer.zero_grad()
+    backward(scaler, parameter, factor=2.0**-9)
+    scaler.step(optimizer)
+    scaler.update()
+    return parameter.tolist()
+
+
+def test_an_optimizer_that_was_stepped_loads_state_unrounded():
     (parameter, optimizer), _ = pair("loop")
     scaler = GradScaler("cpu", init_scale=8.0)
-    for _ in range(2):
-        optimizer.zero_grad()
-        backward(scaler, parameter)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.load_state_dict(optimizer.state_dict())
+    step(scaler, parameter, optimizer)
+    saved = copy.deepcopy((parameter.detach(), optimizer.state_dict()))
+    expected = [step(scaler, parameter, optimizer) for _ in range(2)][1]
+    parameter.data.copy_(saved[0])
+    optimizer.load_state_dict(saved[1])
+    state = optimizer.state[parameter]
+    assert torch.equal(state["exp_avg_sq"], saved[1]["state"][0]["exp_avg_sq"])
+    assert state["exp_avg_sq"] is not saved[1]["state"][0]["exp_avg_sq"]
+    assert state["exp_avg_sq"].dtype is torch.float32
+    got = [step(scaler, parameter, optimizer) for _ in range(2)][1]
+    assert got == pytest.approx(expected, abs=2.0**-10)
+
+
+def test_a_fresh_optimizer_that_was_loaded_warns_of_what_was_rounded():
+    (parameter, optimizer), _ = pair("loop")
+    step(GradScaler("cpu", init_scale=8.0), parameter, optimizer)
+    fresh = OPTIMIZERS["loop"]([parameter])
+    fresh.load_state_dict(optimizer.state_dict())
+    scaler = GradScaler("cpu", init_scale=8.0)
+    with pytest.warns(RoundedStateWarning, match=r"\(exp_avg, exp_avg_sq\) was rounded") as told:
+        step(scaler, parameter, fresh)
+    assert "model.float()" in str(told[0].message)
+    assert told[0].filename == __file__
+    step(scaler, parameter, fresh)
     assert parameter.isfinite().all()
+
+
+def test_state_is_loaded_as_ever_for_float32_parameters():
+    twins, scaler = pair("loop"), GradScaler("cpu", init_scale=8.0)
+    parameters = [parameter for parameter, _ in twins]
+    optimizer = OPTIMIZERS["loop"](parameters)
+    for parameter in parameters:
+        backward(scaler, parameter)
+    scaler.step(optimizer)
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(saved)
+    assert str(optimizer.state_dict()) == str(saved)
 
 
 def test_a_weight_beyond_half_saturates():

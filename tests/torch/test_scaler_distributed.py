@@ -39,7 +39,7 @@ def train(rank, store, dtype, folder):
     torch.save((values, records, scales), f"{folder}/{rank}.pt")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_bad_loss_of_one_process(dtype, tmp_path):
     store = f"file://{tmp_path}/store"
     torch.multiprocessing.spawn(train, (store, dtype, str(tmp_path)), nprocs=2)

@@ -17,6 +17,7 @@ from halfstep.torch._engine._paths import UnmatchedRuleWarning as UnmatchedRuleW
 from halfstep.torch._explain import Explanation as Explanation
 from halfstep.torch._saved import saved_bytes as saved_bytes
 from halfstep.torch._scaler import GradScaler as GradScaler
+from halfstep.torch._scaling._loading import RoundedStateWarning as RoundedStateWarning
 from halfstep.torch._scaling._steps import History as History
 from halfstep.torch._scaling._steps import ScaleChange as ScaleChange
 from halfstep.torch._scaling._steps import SkippedStepsWarning as SkippedStepsWarning
@@ -29,6 +30,7 @@ __all__ = [
     "Explanation",
     "GradScaler",
     "History",
+    "RoundedStateWarning",
     "ScaleChange",
     "SkippedStepsWarning",
     "StepRecord",

@@ -32,6 +32,7 @@ from halfstep.torch._scaling._settings import (
 )
 from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord
 from halfstep.torch._scaling._surface import Surface
+from halfstep.torch._scaling._widening import narrow_gradients
 
 _WAYS: dict[bool, Scaling | PassThrough] = {True: Scaling(), False: PassThrough()}
 _NOT_SAVED = ("_clips", "_losses", "_per_optimizer_states", "_steps")
@@ -68,10 +69,11 @@ class GradScaler(Surface, torch.amp.GradScaler):
     * Gradients written to after `unscale_` are checked again, and clipping gradients that are
       still scaled raises an error.
     * Parameters in float16 train through float32 masters: the optimizer sees a master and keeps its
-      state in float32, and the parameter receives the rounded result. From the first `unscale_` on
-      their `.grad` is float32 (`grad_dtype`), so that small gradients, norms and clipping are
-      right. A master follows its parameter if anything else changes it. Checkpoints do not hold
-      masters, so resuming such a parameter starts from its rounded value.
+      state in float32, and the parameter receives the rounded result. From `unscale_` to the end
+      of the step their `.grad` is float32, so that small gradients, norms and clipping are right.
+      A master follows its parameter if anything else changes it. Checkpoints do not hold
+      masters, so resuming such a parameter starts from its rounded value, and a fresh optimizer
+      rounds the state it loads, which warns.
 
     Under a policy that `halfstep compare` sets, that policy's loss scale wins.
 
@@ -149,6 +151,8 @@ class GradScaler(Surface, torch.amp.GradScaler):
             watch(self)
 
     def _begin_iteration(self) -> None:
+        for state in getattr(self, "_per_optimizer_states", {}).values():
+            narrow_gradients(state["widened"])
         self._per_optimizer_states: dict[int, State] = defaultdict(fresh_state)
         self._losses = self._losses.renewed()
         self._clips.clear()

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from halfstep.torch._scaling._gradients import parameters_of
 from halfstep.torch._scaling._master import Masters, Swap
+from halfstep.torch._scaling._widening import narrow_gradients
 
 if TYPE_CHECKING:
     from halfstep.torch._scaler import GradScaler
@@ -63,6 +64,7 @@ class Evaluation:
         scaler = self._scaler
         state = scaler._per_optimizer_states[id(self._optimizer)]
         state["stage"], state["bad"] = OptState.READY, None
+        narrow_gradients(state["widened"])
         calls = scaler._scale_calls
         loss = self._closure()
         if scaler._scale_calls != calls:

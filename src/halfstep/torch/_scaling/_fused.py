@@ -26,6 +26,7 @@ from halfstep.torch._scaling._iteration import (
 from halfstep.torch._scaling._master import has_half
 from halfstep.torch._scaling._records import skipped_record, taken_record, unknown_record
 from halfstep.torch._scaling._steps import EMPTY, LATE, levels_to_user
+from halfstep.torch._scaling._widening import narrow_gradients
 
 if TYPE_CHECKING:
     from halfstep.torch._scaler import GradScaler
@@ -101,6 +102,8 @@ def _scale_for(scaler: "GradScaler", optimizer: Optimizer, state: State) -> Tens
 
 def _finish(scaler: "GradScaler", optimizer: Optimizer, found: Tensor) -> None:
     if not found.is_cpu:
+        # Now, because the record will ask whether these are the gradients it knew.
+        narrow_gradients(scaler._per_optimizer_states[id(optimizer)]["widened"])
         record = unknown_record(scaler, optimizer, found)
     elif found.item():
         record = skipped_record(scaler, optimizer)

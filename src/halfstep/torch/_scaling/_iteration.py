@@ -13,6 +13,7 @@ from halfstep.errors import NoCheckError, ScalerStateError
 from halfstep.torch._scaling._gradients import Found, check, fingerprint, gradients_of
 from halfstep.torch._scaling._master import Masters, has_half
 from halfstep.torch._scaling._steps import EMPTY, LATE, StepRecord
+from halfstep.torch._scaling._widening import narrow_gradients
 
 if TYPE_CHECKING:
     from halfstep.torch._scaler import GradScaler
@@ -40,7 +41,8 @@ def fresh_state() -> State:
     """Returns what is known about an optimizer that nothing was done with yet.
 
     The first two keys are PyTorch's. `seen` is the fingerprint of unscaled gradients, unneeded if
-    they were unscaled `in_step`; `bad` is whether one was not finite, None if only a device knows.
+    they were unscaled `in_step`; `bad` is whether one was not finite, None if only a device knows;
+    `widened` is what gives float16 parameters gradients in float16 again.
     """
     return {
         "stage": OptState.READY,
@@ -49,6 +51,7 @@ def fresh_state() -> State:
         "seen": None,
         "bad": None,
         "record": None,
+        "widened": [],
     }
 
 
@@ -141,6 +144,7 @@ def step_optimizer(masters: Masters, optimizer: Optimizer, args: Any, kwargs: An
 def finish(scaler: "GradScaler", optimizer: Optimizer, record: StepRecord) -> None:
     """Notes what a step did."""
     state = scaler._per_optimizer_states[id(optimizer)]
+    narrow_gradients(state["widened"])
     state["stage"] = OptState.STEPPED
     state["record"] = record
     if record.known and record.skipped:

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from halfstep.errors import UsageError
-from halfstep.torch._scaling._gradients import ParameterNames, parameters_of
+from halfstep.torch._scaling._gradients import parameters_of
+from halfstep.torch._scaling._loading import keep_wide, warn_of_narrow
+from halfstep.torch._scaling._optimizers import PerOptimizer
 
 _LARGEST = torch.finfo(torch.float16).max
 
@@ -19,33 +20,6 @@ def has_half(optimizer: Optimizer) -> bool:
     """Returns whether an optimizer trains a float16 parameter."""
     groups = optimizer.param_groups
     return torch.float16 in [each.dtype for group in groups for each in group["params"]]
-
-
-def widen_gradients(optimizer: Optimizer, names: ParameterNames) -> None:
-    """Makes the gradients of float16 parameters float32, these and all that follow."""
-    half = [
-        (name, parameter)
-        for name, parameter in names.of(optimizer)
-        if parameter.grad is not None and parameter.grad.dtype is torch.float16
-    ]
-    for name, parameter in half:
-        _widen(name, parameter)
-
-
-def _widen(name: str, parameter: Tensor) -> None:
-    gradient = parameter.grad
-    assert gradient is not None
-    try:
-        parameter.grad = None
-        parameter.grad_dtype = torch.float32
-        parameter.grad = gradient.float()
-    except RuntimeError as error:
-        parameter.grad = gradient
-        raise UsageError(
-            f"GradScaler needs float32 gradients, got float16 for {name}, which refuses a wider "
-            "one. Attempting to unscale FP16 gradients would lose the small ones. Keep it in "
-            "float32 with model.float(); autocast casts per operation."
-        ) from error
 
 
 class Masters:
@@ -66,14 +40,22 @@ class Masters:
 
     def __init__(self) -> None:
         self._copies = WeakTensorKeyDictionary()
+        self._seen: PerOptimizer[bool] = PerOptimizer()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A master belongs to a parameter of this process; a copy starts from the parameters again.
         return Masters, ()
 
-    @contextlib.contextmanager
-    def step(self, optimizer: Optimizer) -> Iterator["Swap"]:
+    def step(self, optimizer: Optimizer) -> contextlib.AbstractContextManager["Swap"]:
         """Lets the optimizer see the masters instead of the float16 parameters."""
+        if self._seen.get(optimizer) is None:
+            self._seen[optimizer] = True
+            warn_of_narrow(optimizer)
+            keep_wide(optimizer)
+        return self._swapped(optimizer)
+
+    @contextlib.contextmanager
+    def _swapped(self, optimizer: Optimizer) -> Iterator["Swap"]:
         swap = Swap(optimizer, self)
         swap.enter()
         try:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch.optim import Optimizer
 
 from halfstep.errors import UsageError
 
@@ -51,13 +50,13 @@ class PerOptimizer(Generic[Value]):
     def __init__(self) -> None:
         self._items: dict[int, tuple[Callable[[], Any], Value]] = {}
 
-    def get(self, optimizer: Optimizer) -> Value | None:
+    def get(self, optimizer: torch.optim.Optimizer) -> Value | None:
         """Returns what is remembered, if it is."""
         kept, value = self._items.get(id(optimizer), (None, None))
         # Another optimizer may have had this number before.
         return value if kept is not None and kept() is optimizer else None
 
-    def __setitem__(self, optimizer: Optimizer, value: Value) -> None:
+    def __setitem__(self, optimizer: torch.optim.Optimizer, value: Value) -> None:
         kept, _ = self._items.get(id(optimizer), (None, None))
         if kept is None or kept() is not optimizer:
             self._purge()
@@ -70,7 +69,7 @@ class PerOptimizer(Generic[Value]):
     def _purge(self) -> None:
         self._items = {key: item for key, item in self._items.items() if item[0]() is not None}
 
-    def pop(self, optimizer: Optimizer) -> None:
+    def pop(self, optimizer: torch.optim.Optimizer) -> None:
         """Forgets an optimizer."""
         self._items.pop(id(optimizer), None)
 

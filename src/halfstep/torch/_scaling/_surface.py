@@ -19,8 +19,9 @@ from halfstep.torch._scaling._gradients import (
     unscale,
 )
 from halfstep.torch._scaling._iteration import State, is_bad, step_optimizer
-from halfstep.torch._scaling._master import Masters, widen_gradients
+from halfstep.torch._scaling._master import Masters
 from halfstep.torch._scaling._scale_cell import ScaleCell
+from halfstep.torch._scaling._widening import widen_gradients
 
 
 def _of_rule(name: str) -> property:
@@ -124,17 +125,16 @@ class Surface:
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> Found:
-        gradients = gradients_of(optimizer)
+        gradients, state = gradients_of(optimizer), self._per_optimizer_states[id(optimizer)]
         if self._clips:
             refuse_clipped(self._clips, gradients)
         kinds = by_kind(gradients)
         if not allow_fp16 and any(dtype is torch.float16 for _, dtype, _ in kinds):
-            widen_gradients(optimizer, self._names)
+            state["widened"] += widen_gradients(optimizer, self._names)
             gradients = gradients_of(optimizer)
             kinds = by_kind(gradients)
         enlarges = inv_scale.item() > 1.0 if inv_scale.is_cpu else self._cell.may_be_below_one()
         found = unscale(kinds, inv_scale, found_inf, again=enlarges)
-        state = self._per_optimizer_states[id(optimizer)]
         if not state["in_step"]:
             state["seen"] = fingerprint(gradients)
         return found
