@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -129,9 +130,70 @@ def test_a_metric_of_unknown_direction_is_never_called_worse_but_keeps_float32()
     assert text.startswith("keep float32: width higher by 7.8, beyond run-to-run noise")
 
 
-def test_a_diverged_first_policy_gives_nothing_to_compare_with():
-    text = verdict(summary("float32", (math.nan,)), FIRST)
-    assert "nothing to compare with: final loss of float32 is not finite" in text
+BROKEN = (math.nan, 1.0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "text"),
+    [
+        (
+            summary("float32", BROKEN),
+            FIRST,
+            "nothing to compare with: final loss of float32 is not finite in 2 of 3 runs",
+        ),
+        (
+            summary("float32", BROKEN),
+            summary("fp16", BROKEN),
+            "nothing to compare with: final loss of float32 is not finite in 2 of 3 runs, and "
+            "neither is this one's in 2 of 3",
+        ),
+        (
+            ACCURATE,
+            summary("fp16", BROKEN, accuracy=(0.970, 0.972, 0.971)),
+            "accuracy within run-to-run noise (0.2 points over 3 seeds); "
+            "final loss is not finite in 2 of 3 runs",
+        ),
+        (
+            summary("float32", BROKEN, accuracy=(0.1, 0.1, 0.1)),
+            summary("fp16", BROKEN, accuracy=(0.1, 0.1, 0.1)),
+            "the same accuracy; nothing to compare with: final loss of float32 is not finite in "
+            "2 of 3 runs, and neither is this one's in 2 of 3",
+        ),
+        (
+            summary("float32", NOISY, accuracy=(math.nan,) * 3),
+            summary("fp16", NOISY, accuracy=(math.nan,) * 3),
+            "nothing to compare with: accuracy of float32 is not finite in 3 of 3 runs, and "
+            "neither is this one's in 3 of 3",
+        ),
+        (
+            FIRST,
+            Summary("fp16", tuple(replace(run, losses=(math.nan, *NOISY)) for run in FIRST.runs)),
+            "; 3 of 12 losses of fp16 not finite",
+        ),
+        (
+            Summary("float32", tuple(replace(run, losses=(math.inf, 1.0)) for run in FIRST.runs)),
+            FIRST,
+            "; 3 of 6 losses of float32 not finite",
+        ),
+        (
+            FIRST,
+            summary("fp16", BROKEN, exit_code=1),
+            "failed in 3 of 3 runs, with a loss that is not finite in 2",
+        ),
+        (
+            summary("float32", exit_code=1),
+            Summary("fp16", tuple(replace(run, losses=(math.inf, 1.0)) for run in FIRST.runs)),
+            "nothing to compare with: float32 gave no result; 3 of 6 losses of fp16 not finite",
+        ),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_named(first, other, text):
+    assert text in verdict(first, other)
+
+
+def test_a_broken_loss_keeps_the_first_policy_whatever_the_metric_says():
+    other = summary("fp16", BROKEN, speed=99.0, accuracy=(0.970, 0.972, 0.971))
+    assert verdict(ACCURATE, other).startswith("keep float32: ")
 
 
 def test_some_failed_runs_are_mentioned():

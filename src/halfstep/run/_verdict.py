@@ -33,10 +33,12 @@ def verdict(first: Summary, other: Summary) -> str:
     if not other.trained:
         return _nothing_to_judge(other)
     if not first.trained:
-        return f"nothing to compare with: {first.policy} gave no result"
+        nothing = f"nothing to compare with: {first.policy} gave no result"
+        return "; ".join([nothing, *_remarks(other)])
     found = list(agreements(first, other))
     costs = f"{_speed(first, other)}, {_saved(first, other)}"
-    agreed = "; ".join([agreement.text for agreement in found] + list(_remarks(other)))
+    remarks = [*_broken_losses(first), *_remarks(other)]
+    agreed = "; ".join([agreement.text for agreement in found] + remarks)
     if any(agreement.worse for agreement in found):
         return f"keep {first.policy}: {agreed}; {costs}"
     if _gains_nothing(first, other):
@@ -46,12 +48,14 @@ def verdict(first: Summary, other: Summary) -> str:
 
 
 def agreements(first: Summary, other: Summary) -> Iterator[Agreement]:
-    """Yields the comparison of each metric, of the final loss where there is no metric."""
+    """Yields the comparison of each metric, and of the final loss if it is all there is or bad."""
     shared = [name for name in first.metric_names if name in other.metric_names]
     for name in shared:
         yield agreement(name, first.metric(name), other.metric(name), first.policy)
-    if not shared and first.last_losses and other.last_losses:
-        yield agreement(_FINAL_LOSS, first.last_losses, other.last_losses, first.policy)
+    firsts, others = first.last_losses, other.last_losses
+    told = shared and all(map(math.isfinite, firsts + others))
+    if firsts and others and not told:
+        yield agreement(_FINAL_LOSS, firsts, others, first.policy)
 
 
 def agreement(
@@ -69,11 +73,13 @@ def agreement(
         >>> agreement("accuracy", [0.970, 0.972, 0.971], [0.970, 0.971, 0.972], "float32").text
         'accuracy within run-to-run noise (0.2 points over 3 seeds)'
     """
-    if not all(map(math.isfinite, firsts)):
-        return Agreement(f"nothing to compare with: {name} of {first_policy} is not finite")
-    if not all(map(math.isfinite, others)):
-        broken = sum(not math.isfinite(value) for value in others)
-        return Agreement(f"{name} is not finite in {broken} of {len(others)} runs", worse=True)
+    bad_firsts, bad_others = _count_nonfinite(firsts), _count_nonfinite(others)
+    if bad_firsts:
+        here = f"{name} of {first_policy} is not finite in {bad_firsts} of {len(firsts)} runs"
+        also = f", and neither is this one's in {bad_others} of {len(others)}" if bad_others else ""
+        return Agreement(f"nothing to compare with: {here}{also}")
+    if bad_others:
+        return Agreement(f"{name} is not finite in {bad_others} of {len(others)} runs", worse=True)
     difference, noise = _mean(others) - _mean(firsts), spread(firsts)
     by = _amount(name, abs(difference), [*firsts, *others])
     if len(firsts) < 2:
@@ -124,7 +130,9 @@ def _amount(name: str, difference: float, values: Sequence[float]) -> str:
 
 def _nothing_to_judge(other: Summary) -> str:
     if other.failed:
-        return f"failed in {len(other.failed)} of {len(other.runs)} runs"
+        bad = _count_nonfinite([run.last_loss or 0.0 for run in other.failed])
+        loss = f", with a loss that is not finite in {bad}" if bad else ""
+        return f"failed in {len(other.failed)} of {len(other.runs)} runs{loss}"
     return "no training step was seen"
 
 
@@ -167,6 +175,19 @@ def _remarks(other: Summary) -> Iterator[str]:
         yield f"{other.skipped} of {other.optimizer_steps} steps skipped ({other.skip_reason})"
     if other.failed:
         yield f"{len(other.failed)} of {len(other.runs)} runs failed"
+    yield from _broken_losses(other)
+
+
+def _broken_losses(each: Summary) -> Iterator[str]:
+    """Yields that losses on the way were not finite, where the final ones do not tell."""
+    broken = sum(_count_nonfinite(run.losses) for run in each.trained)
+    if broken and not _count_nonfinite(each.last_losses):
+        total = sum(len(run.losses) for run in each.trained)
+        yield f"{broken} of {total} losses of {each.policy} not finite"
+
+
+def _count_nonfinite(values: Sequence[float]) -> int:
+    return sum(not math.isfinite(value) for value in values)
 
 
 def _ratio(value: float | None, reference: float | None) -> float | None:
