@@ -1,5 +1,6 @@
 import functools
 import gc
+import inspect
 import threading
 import weakref
 
@@ -174,3 +175,92 @@ def test_an_older_torch_without_the_seam(monkeypatch):
     _, optimizer, scaler = start()
     scaler.step(optimizer)
     assert not scaler.last_step.skipped
+
+
+FORMS = {
+    "tensor": lambda parameter: parameter,
+    "list": lambda parameter: [parameter],
+    "tuple": lambda parameter: (parameter,),
+    "generator": lambda parameter: (each for each in [parameter]),
+    "nothing": lambda parameter: [],
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("value", [[3.0, 4.0], 5.0])
+@pytest.mark.parametrize("limit", [1.0, "1.0", torch.tensor(1.0), torch.inf])
+@pytest.mark.parametrize("enabled", [None, False, True])
+def test_every_form_that_torch_accepts(monkeypatch, form, value, limit, enabled):
+    monkeypatch.setattr(_clipping, "_watching", weakref.WeakSet())
+    parameter = nn.Parameter(torch.zeros(torch.tensor(value).shape))
+    if enabled is not None:
+        scaler = GradScaler("cpu", enabled=enabled)
+        scaler.scale(parameter.sum()).backward()
+    parameter.grad = torch.tensor(value)
+    norm = nn.utils.get_total_norm(form(parameter.grad))
+    expected = inspect.unwrap(clip_grad._get_total_norm)(form(parameter.grad))
+    assert torch.equal(norm, expected)
+    twin = nn.Parameter(torch.zeros_like(parameter))
+    twin.grad = parameter.grad.clone()
+    inspect.unwrap(clip_grad._clip_grads_with_norm_)([twin], limit, norm)
+    assert nn.utils.clip_grads_with_norm_(form(parameter), limit, norm) is None
+    if form is not FORMS["nothing"]:
+        assert torch.equal(parameter.grad, twin.grad)
+
+
+def test_errors_are_the_same():
+    scaler = GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    for function, args in (
+        (nn.utils.get_total_norm, (3,)),
+        (nn.utils.clip_grads_with_norm_, (3, 1.0, torch.ones(()))),
+        (nn.utils.clip_grads_with_norm_, ([], "wide", torch.ones(()))),
+    ):
+        with pytest.raises((TypeError, ValueError)) as ours:
+            function(*args)
+        with pytest.raises((TypeError, ValueError)) as theirs:
+            inspect.unwrap(function)(*args)
+        assert str(ours.value) == str(theirs.value)
+
+
+@pytest.mark.parametrize("norm_type", [0.0, -torch.inf, 0.5, 1, 2.0, "inf"])
+def test_no_norm_hides_what_is_not_finite(norm_type):
+    for value in (torch.nan, torch.inf):
+        parameter, optimizer, scaler = start()
+        scaler.unscale_(optimizer)
+        parameter.grad[0] = value
+        clip_grad_norm_([parameter], 1.0, norm_type=norm_type)
+        scaler.step(optimizer)
+        assert scaler.last_step.skipped
+        assert parameter.isfinite().all()
+
+
+def test_a_norm_says_nothing_about_what_was_written_since():
+    parameter, optimizer, scaler = start()
+    scaler.unscale_(optimizer)
+    norm = nn.utils.get_total_norm([parameter.grad])
+    parameter.grad[0] = torch.nan
+    nn.utils.clip_grads_with_norm_([parameter], 1.0, norm)
+    scaler.step(optimizer)
+    assert scaler.last_step.skipped
+
+
+def test_a_norm_of_some_gradients_says_nothing_about_others():
+    first, optimizer, scaler = start()
+    second = nn.Parameter(torch.zeros(2))
+    optimizer.add_param_group({"params": [second]})
+    scaler.scale(second.sum()).backward()
+    scaler.unscale_(optimizer)
+    second.grad[0] = torch.nan
+    nn.utils.clip_grads_with_norm_([first, second], 1.0, nn.utils.get_total_norm([first.grad]))
+    scaler.step(optimizer)
+    assert scaler.last_step.skipped
+
+
+def test_a_norm_alone_keeps_no_gradient_alive():
+    parameter, _, _ = start()
+    nn.utils.get_total_norm([parameter.grad])
+    gone = weakref.ref(parameter)
+    del parameter, _
+    gc.collect()
+    assert gone() is None

@@ -102,7 +102,8 @@ def test_cuda_without_cuda_scales_where_the_tensors_are():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"init_scale": -1.0}, "min_scale <= init_scale"),
+        ({"init_scale": -1.0}, "GradScaler needs min_scale <= init_scale"),
+        ({"init_scale": "1024"}, "GradScaler needs init_scale to be a finite number, got '1024'"),
         ({"init_scale": float("nan")}, "init_scale to be a finite number, got nan"),
         ({"init_scale": 0.0}, "init_scale"),
         ({"growth_factor": 0.5}, "growth_factor >= 1"),
@@ -129,6 +130,17 @@ def test_an_initial_scale_below_the_default_floor_brings_its_own():
     assert GradScaler("cpu", init_scale=2.0**-20).get_scale() == 2.0**-20
 
 
+def test_only_enabled_disables():
+    for first in (1.0, 8.0):
+        loop = Loop(init_scale=first, growth_factor=1.0, backoff_factor=1.0)
+        assert loop.scaler.is_enabled()
+        loop.run(poison=torch.inf)
+        assert loop.scaler.last_step.skipped
+        assert loop.parameter.tolist() == [1.0, 1.0]
+        assert loop.scaler.get_scale() == first
+        assert loop.scaler.state_dict()["scale"] == first
+
+
 def test_setters_are_checked():
     scaler = GradScaler("cpu")
     scaler.set_growth_factor(4.0)
@@ -140,7 +152,7 @@ def test_setters_are_checked():
         scaler.set_growth_factor(float("nan"))
     with pytest.raises(ScaleError, match="backoff_factor"):
         scaler.set_backoff_factor(0.0)
-    with pytest.raises(ScaleError, match="growth_interval"):
+    with pytest.raises(ScaleError, match="GradScaler needs 1 <= growth_interval"):
         scaler.set_growth_interval(-1)
 
 

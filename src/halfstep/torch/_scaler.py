@@ -120,7 +120,7 @@ class GradScaler(Surface, torch.amp.GradScaler):
         max_consecutive_skips: int | None = None,
         named_parameters: nn.Module | Iterable[tuple[str, Tensor]] | None = None,
     ) -> None:
-        rule = loss_scale(
+        rule, scaled = loss_scale(
             enabled,
             init_scale=init_scale,
             growth_factor=growth_factor,
@@ -132,7 +132,7 @@ class GradScaler(Surface, torch.amp.GradScaler):
         )
         self._device = device_type(device)
         self._cell = ScaleCell(rule)
-        self._way = _WAYS[rule.kind != "none"]
+        self._way = _WAYS[scaled]
         self._names = ParameterNames(named_parameters)
         self._history = History(checked_limit(max_consecutive_skips))
         self._masters = Masters()

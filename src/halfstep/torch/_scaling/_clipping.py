@@ -87,11 +87,16 @@ def install() -> None:
 
 
 def _wrap_norm(inner: Callable[..., Any]) -> Callable[..., Any]:
+    code = _code_of(clip_grad.clip_grad_norm_)
+
     @functools.wraps(inner)
     def norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not _watching or sys._getframe(1).f_code is not code:
+            return inner(tensors, *args, **kwargs)
         total_norm = inner(tensors, *args, **kwargs)
-        if _watching and not torch.compiler.is_compiling():
-            _latest.norm = (total_norm, tensors)
+        if args and float(args[0]) >= 1.0:
+            # Other norms may be finite although an entry is not.
+            _latest.norm = total_norm
         return total_norm
 
     return norm
@@ -99,34 +104,45 @@ def _wrap_norm(inner: Callable[..., Any]) -> Callable[..., Any]:
 
 def _wrap_clip(inner: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inner)
-    def clip(parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
+    def clip(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not _watching:
             return inner(parameters, max_norm, total_norm, *args, **kwargs)
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        norm, gradients = _latest.__dict__.pop("norm", (None, None))
-        if norm is not total_norm:
-            gradients = [each.grad for each in parameters if each.grad is not None]
-        inner(parameters, max_norm, total_norm, *args, **kwargs)
-        seen = fingerprint(gradients)
-        # With an infinite limit people only ask for the norm.
-        if max_norm != math.inf:
-            _note("clip_grad_norm_", gradients, seen[0])
-        if norm is total_norm and norm.is_cpu and max_norm >= 0.0 and math.isfinite(norm.item()):
-            # The norm was finite, so every gradient was, and clipping only shrinks them.
-            for scaler in list(_watching):
-                scaler._clipped_finite = seen
-        return None
+        result = inner(parameters, max_norm, total_norm, *args, **kwargs)
+        # Only between the two halves of clip_grad_norm_ can nobody have changed a gradient.
+        sure = _latest.__dict__.pop("norm", None) is total_norm
+        _look_at(parameters, float(max_norm), total_norm if sure else None)
+        return result
 
     return clip
 
 
+def _look_at(parameters: list[Tensor], max_norm: float, norm: Tensor | None) -> None:
+    """Notes gradients that were just clipped, and whether all of them must be finite."""
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    seen = fingerprint(gradients)
+    # With an infinite limit people only ask for the norm.
+    if max_norm != math.inf:
+        _note("clip_grad_norm_", gradients, seen[0])
+    if type(norm) is Tensor and norm.is_cpu and max_norm >= 0.0 and math.isfinite(norm.item()):
+        # The norm was finite, so every gradient was, and clipping only shrinks them.
+        for scaler in list(_watching):
+            scaler._clipped_finite = seen
+
+
+def _code_of(function: Any) -> Any:
+    return getattr(function, "__wrapped__", function).__code__
+
+
 def _wrap_grouping(inner: Callable[..., Any]) -> Callable[..., Any]:
-    outer = getattr(clip_grad.clip_grad_value_, "__wrapped__", clip_grad.clip_grad_value_)
-    code = outer.__code__
+    code = _code_of(clip_grad.clip_grad_value_)
 
     @functools.wraps(inner)
     def group(lists: list[list[Tensor]], *args: Any, **kwargs: Any) -> Any:
-        if _watching and not torch.compiler.is_compiling() and sys._getframe(1).f_code is code:
+        # First of all, because the collector may empty the set while a graph is traced.
+        if torch.compiler.is_compiling():
+            return inner(lists, *args, **kwargs)
+        if _watching and sys._getframe(1).f_code is code:
             _note("clip_grad_value_", lists[0], [*map(id, lists[0])])
         return inner(lists, *args, **kwargs)
 

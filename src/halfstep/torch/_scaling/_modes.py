@@ -1,7 +1,8 @@
 """The work of an enabled scaler, and of one that has nothing to do."""
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch.optim import Optimizer
 
 from halfstep.core import ScaleState, emit, listening
 from halfstep.errors import NonFiniteError
+from halfstep.torch._private import never_compile
 from halfstep.torch._scaling._closure import (
     Evaluation,
     NonFiniteEvaluationError,
@@ -39,6 +41,14 @@ if TYPE_CHECKING:
     from halfstep.torch._scaler import GradScaler
 
 _POLLED_EVERY = 64
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _not_compiled(method: Method) -> Method:
+    """Makes `torch.compile` break its graph here: what a scaler looks at is not in graphs."""
+    never_compile(method)
+    method._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return method
 
 
 class PassThrough:
@@ -103,6 +113,7 @@ class Scaling:
             if change:
                 scaler._history.changed(*change, "float16 outputs cannot hold a larger scale")
 
+    @_not_compiled
     def unscale_(self, scaler: "GradScaler", optimizer: Optimizer) -> None:
         """Divides an optimizer's gradients by the scale and checks them."""
         scaler._start_if_resumed(optimizer)
@@ -116,6 +127,7 @@ class Scaling:
         )
         state["stage"] = OptState.UNSCALED
 
+    @_not_compiled
     def step(self, scaler: "GradScaler", optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Unscales what is not unscaled yet, and steps the optimizer if all is finite."""
         closure = closure_of(args, kwargs)
@@ -168,6 +180,7 @@ class Scaling:
         finish(scaler, optimizer, taken_record(scaler))
         return result
 
+    @_not_compiled
     def update(self, scaler: "GradScaler", new_scale: Any) -> None:
         """Moves the scale on and begins the next iteration."""
         scaler._check_scale_growth_tracker("update")

@@ -1,6 +1,9 @@
 """Checks what a scaler is given as settings."""
 
+import contextlib
 import numbers
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,23 +50,40 @@ def checked_limit(max_consecutive_skips: int | None) -> int | None:
     )
 
 
-def loss_scale(enabled: bool, **settings: Any) -> LossScale:
-    """Returns the rule of the settings, unless a policy of the whole process has another one.
+def loss_scale(enabled: bool, **settings: Any) -> tuple[LossScale, bool]:
+    """Returns the rule of the settings and whether to scale, unless a policy decides both.
 
     Example:
-        >>> str(loss_scale(True, init_scale=2.0**-20, min_scale=2.0**-16))
+        >>> rule, enabled = loss_scale(True, init_scale=2.0**-20, min_scale=2.0**-16)
+        >>> str(rule)
         'dynamic(init_scale=9.5367431640625e-07, min_scale=9.5367431640625e-07)'
     """
     policy = overriding_policy()
     if policy is not None:
-        return policy.scale
+        return policy.scale, policy.scale.kind != "none"
     if not enabled:
-        return LossScale.none()
-    default = LossScale()
-    if settings["min_scale"] == default.min_scale and 0 < settings["init_scale"] < 2.0**-16:
+        return LossScale.none(), False
+    first = settings["init_scale"]
+    small = isinstance(first, numbers.Real) and 0.0 < first < 2.0**-16
+    if small and settings["min_scale"] == LossScale().min_scale:
         # Nobody asked for the default floor: a smaller initial scale brings its own.
-        settings["min_scale"] = settings["init_scale"]
-    return LossScale(**settings)
+        settings["min_scale"] = first
+    with _named_after_the_scaler():
+        return LossScale(**settings), True
+
+
+def changed_rule(rule: LossScale, **settings: Any) -> LossScale:
+    """Returns a rule with other settings, or says what the scaler needs."""
+    with _named_after_the_scaler():
+        return replace(rule, **settings)
+
+
+@contextlib.contextmanager
+def _named_after_the_scaler() -> Iterator[None]:
+    try:
+        yield
+    except ScaleError as error:
+        raise ScaleError(str(error).replace("LossScale needs", "GradScaler needs", 1)) from None
 
 
 def checked_scale(scale: Any, by: str) -> float:

@@ -1,7 +1,6 @@
 """The names of PyTorch's scaler, public and private, through which others reach its insides."""
 
 from collections import deque
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from halfstep.torch._scaling._gradients import (
 from halfstep.torch._scaling._iteration import State, is_bad, step_optimizer
 from halfstep.torch._scaling._master import Masters
 from halfstep.torch._scaling._scale_cell import ScaleCell
+from halfstep.torch._scaling._settings import changed_rule
 from halfstep.torch._scaling._widening import widen_gradients
 
 
@@ -29,7 +29,7 @@ def _of_rule(name: str) -> property:
         return getattr(self._cell.rule, name)
 
     def put(self: "Surface", value: Any) -> None:
-        self._cell.rule = replace(self._cell.rule, **{name: value})
+        self._cell.rule = changed_rule(self._cell.rule, **{name: value})
 
     return property(get, put)
 
