@@ -139,13 +139,13 @@ BROKEN = (math.nan, 1.0, math.inf)
         (
             summary("float32", BROKEN),
             FIRST,
-            "nothing to compare with: final loss of float32 is not finite in 2 of 3 runs",
+            "nothing to compare with: final loss is not finite in 2 of 3 runs of float32",
         ),
         (
             summary("float32", BROKEN),
             summary("fp16", BROKEN),
-            "nothing to compare with: final loss of float32 is not finite in 2 of 3 runs, and "
-            "neither is this one's in 2 of 3",
+            "nothing to compare with: final loss is not finite in 2 of 3 runs of float32 "
+            "and in 2 of 3 here",
         ),
         (
             ACCURATE,
@@ -156,14 +156,14 @@ BROKEN = (math.nan, 1.0, math.inf)
         (
             summary("float32", BROKEN, accuracy=(0.1, 0.1, 0.1)),
             summary("fp16", BROKEN, accuracy=(0.1, 0.1, 0.1)),
-            "the same accuracy; nothing to compare with: final loss of float32 is not finite in "
-            "2 of 3 runs, and neither is this one's in 2 of 3",
+            "the same accuracy; nothing to compare with: final loss is not finite in 2 of 3 "
+            "runs of float32 and in 2 of 3 here",
         ),
         (
             summary("float32", NOISY, accuracy=(math.nan,) * 3),
             summary("fp16", NOISY, accuracy=(math.nan,) * 3),
-            "nothing to compare with: accuracy of float32 is not finite in 3 of 3 runs, and "
-            "neither is this one's in 3 of 3",
+            "nothing to compare with: accuracy is not finite in 3 of 3 runs of float32 "
+            "and in 3 of 3 here",
         ),
         (
             FIRST,

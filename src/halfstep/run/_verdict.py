@@ -75,8 +75,8 @@ def agreement(
     """
     bad_firsts, bad_others = _count_nonfinite(firsts), _count_nonfinite(others)
     if bad_firsts:
-        here = f"{name} of {first_policy} is not finite in {bad_firsts} of {len(firsts)} runs"
-        also = f", and neither is this one's in {bad_others} of {len(others)}" if bad_others else ""
+        here = f"{name} is not finite in {bad_firsts} of {len(firsts)} runs of {first_policy}"
+        also = f" and in {bad_others} of {len(others)} here" if bad_others else ""
         return Agreement(f"nothing to compare with: {here}{also}")
     if bad_others:
         return Agreement(f"{name} is not finite in {bad_others} of {len(others)} runs", worse=True)
