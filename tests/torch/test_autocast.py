@@ -117,6 +117,27 @@ def test_regions_nest_with_islands_between():
         assert product().dtype is torch.float16
 
 
+def test_a_region_without_rules_of_its_own_follows_the_one_around():
+    half = torch.ones(2).half()
+    with autocast("cpu", dtype=torch.float16, rules="halfstep-1 + softmax=full"):
+        with autocast("cpu", dtype=torch.bfloat16):
+            assert half.softmax(0).dtype is torch.float32
+        with autocast("cpu", enabled=False), autocast("cpu", dtype=torch.float16):
+            assert half.softmax(0).dtype is torch.float32
+        with autocast("cpu", rules="halfstep-1"):
+            assert half.softmax(0).dtype is torch.float16
+    with autocast("cpu"):
+        assert half.softmax(0).dtype is torch.float16
+
+
+def test_rules_can_be_set_for_regions_to_come():
+    half = torch.ones(2).half()
+    with autocast("cpu", enabled=False, rules="halfstep-1 + softmax=full"):
+        assert half.softmax(0).dtype is torch.float16
+        with autocast("cpu"):
+            assert half.softmax(0).dtype is torch.float32
+
+
 def test_an_error_inside_restores_everything():
     with pytest.raises(KeyError), autocast("cpu"):
         raise KeyError

@@ -49,7 +49,8 @@ class autocast:
             copies of weights until the region ends. Worth it where a region uses a weight many
             times, such as a loop over time steps. In-place changes are noticed, writes through
             `.data` are not. Default: no; each use makes its copy, in PyTorch's own kernels.
-        rules: A rule set or its text, such as "torch-2.13" or "halfstep-1 + softmax=full".
+        rules: A rule set or its text, such as "torch-2.13" or "halfstep-1 + softmax=full". Default:
+            those of the region around, else "halfstep-1".
         policy: A policy or its text, instead of `dtype` and `rules`.
 
     Raises:
@@ -93,8 +94,9 @@ class autocast:
 
     @property
     def rules(self) -> Rules:
-        """The rules of the region."""
-        return Rules.parse(self._settings.rules)
+        """The rules of the region; without any of its own, those it would have here."""
+        settings = self._settings
+        return Rules.parse(settings.rules or _state.rules_in_force(settings.device_type))
 
     @property
     def enabled(self) -> bool:
@@ -151,7 +153,8 @@ class autocast:
             yield explanation
 
     def __repr__(self) -> str:
-        device_type, dtype, enabled, _, rules = self._settings
+        device_type, dtype, enabled, *_ = self._settings
+        rules = str(self.rules)
         return f"autocast({device_type!r}, dtype={dtype}, enabled={enabled}, rules={rules!r})"
 
 
@@ -174,7 +177,8 @@ def _is_suspended(function: object) -> bool:
 def _enter(region: _Settings) -> None:
     ready()
     # One by one: a tracer can read the fields of a constant, but not in every version unpack it.
-    _state.enter(region.device_type, region.dtype, region.enabled, region.cached, region.rules)
+    rules = region.rules or _state.rules_in_force(region.device_type)
+    _state.enter(region.device_type, region.dtype, region.enabled, region.cached, rules)
 
 
 class _Inside:
@@ -207,13 +211,15 @@ def _settings(
     device = check_device(default_device() if device_type is None else device_type, enabled=enabled)
     chosen = overriding_policy() or (None if policy is None else Policy.of(policy))
     if chosen is not None:
-        low, asked = compute_dtype(chosen.compute_dtype), chosen.rules
+        low = compute_dtype(chosen.compute_dtype)
+        asked: Rules | None = chosen.rules
     else:
         low = checked(torch.get_autocast_dtype(device) if dtype is None else dtype)
-        asked = Rules() if rules is None else Rules.of(rules)
-    _check(asked)
+        asked = None if rules is None else Rules.of(rules)
+    if asked is not None:
+        _check(asked)
     enabled = bool(enabled) and low is not torch.float32
-    return _Settings(device, low, enabled, enabled and bool(cache_enabled), str(asked))
+    return _Settings(device, low, enabled, enabled and bool(cache_enabled), str(asked or ""))
 
 
 @functools.lru_cache(maxsize=256)

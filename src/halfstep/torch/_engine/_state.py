@@ -21,7 +21,9 @@ from halfstep.torch._engine._paths import PATHS
 from halfstep.torch._engine._tables import Scope, Table, table
 from halfstep.torch._engine._weights import WeightCache
 from halfstep.torch._explain import Observer
-from halfstep.torch._tracing import in_graph, when_abandoned
+from halfstep.torch._tracing import constant, in_graph, when_abandoned
+
+DEFAULT = str(Rules())
 
 
 class _Frame(NamedTuple):
@@ -34,12 +36,14 @@ class _Frame(NamedTuple):
     cache_enabled: bool
     backward: Any
     patterns: tuple[str, ...]
+    rules: str
 
 
 class _Local(threading.local):
     def __init__(self) -> None:
         self.actives: tuple[Active, ...] = ()
         self.frames: list[_Frame] = []
+        self.rules: dict[str, str] = {}
         self.weights = WeightCache()
         self.plain = functools.lru_cache(maxsize=64)(self._plain)
         self.active: Callable[..., Active] = self.plain
@@ -84,6 +88,7 @@ def enter(device_type: str, dtype: torch.dtype, enabled: bool, cached: bool, rul
     frame = _frame(device_type, entered[0].patterns if entered else ())
     local.frames.append(frame)
     when_abandoned(lambda: _abandon(frame))
+    local.rules[device_type] = rules or frame.rules
     torch.set_autocast_enabled(device_type, enabled)
     torch.set_autocast_dtype(device_type, dtype)
     torch.autocast_increment_nesting()
@@ -106,6 +111,7 @@ def leave() -> None:
         torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(frame.cache_enabled)
     functorch_config.backward_pass_autocast = frame.backward
+    _LOCAL.rules[frame.device_type] = frame.rules
     _put_in_force(frame.actives)
     if not _LOCAL.frames:
         _LOCAL.weights.clear()
@@ -147,6 +153,7 @@ def _frame(device_type: str, patterns: tuple[str, ...]) -> _Frame:
         torch.is_autocast_cache_enabled(),
         functorch_config.backward_pass_autocast,
         patterns,
+        _LOCAL.rules.get(device_type, DEFAULT),
     )
 
 
@@ -162,6 +169,12 @@ def observed(observer: Observer) -> Iterator[None]:
     finally:
         PATHS.stop(())
         _LOCAL.active = before
+
+
+@constant
+def rules_in_force(device_type: str) -> str:
+    """Returns the rules of the region around, also if it is switched off, or the default."""
+    return _LOCAL.rules.get(device_type, DEFAULT)
 
 
 def actives() -> tuple[Active, ...]:
