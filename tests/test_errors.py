@@ -11,6 +11,7 @@ BUILT_IN = {
     "ScaleError": ValueError,
     "FormatError": ValueError,
     "UsageError": ValueError,
+    "MissingKeyError": KeyError,
     "ScalerStateError": RuntimeError,
     "NoCheckError": AssertionError,
     "NonFiniteError": FloatingPointError,

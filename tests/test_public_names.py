@@ -37,6 +37,7 @@ NAMES = {
         "FormatError",
         "HalfstepError",
         "MissingExtraError",
+        "MissingKeyError",
         "NoCheckError",
         "NonFiniteError",
         "PolicyError",

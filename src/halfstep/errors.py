@@ -8,6 +8,7 @@ __all__ = [
     "FormatError",
     "HalfstepError",
     "MissingExtraError",
+    "MissingKeyError",
     "NoCheckError",
     "NonFiniteError",
     "PolicyError",
@@ -42,6 +43,13 @@ class FormatError(HalfstepError, ValueError):
 
 class UsageError(HalfstepError, ValueError):
     """Any other argument that cannot be honoured."""
+
+
+class MissingKeyError(UsageError, KeyError):
+    """A state dict without a key that is needed."""
+
+    # KeyError shows the repr of its text.
+    __str__ = Exception.__str__
 
 
 class ScalerStateError(HalfstepError, RuntimeError):

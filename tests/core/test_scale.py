@@ -130,8 +130,8 @@ def test_only_growth_forgets_overflows(rule, steps):
         assert after.overflows >= before.overflows or after.finite_steps == 0
 
 
-def test_a_state_below_the_floor_is_lifted_by_the_next_overflow():
-    assert LossScale(min_scale=1.0).next(ScaleState(1e-30), finite=False).scale == 1.0
+def test_no_overflow_raises_a_scale_that_was_set_below_the_floor():
+    assert LossScale(min_scale=1.0).next(ScaleState(0.5), finite=False).scale == 0.5
 
 
 def test_kinds():

@@ -96,6 +96,28 @@ def test_a_bad_evaluation_undoes_the_whole_step(kind, number):
     assert not scaler.last_step.skipped
 
 
+def test_a_bad_evaluation_undoes_what_a_step_did_to_the_groups():
+    class Annealed(torch.optim.SGD):
+        def step(self, closure=None):
+            group = self.param_groups[0]
+            group["lr"] *= 0.5
+            group["rate"].mul_(0.5)
+            group["betas"].append(0.5)
+            group["steps"] = 1
+            return closure()
+
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer, rate = Annealed([parameter], lr=1.0), torch.ones(())
+    optimizer.param_groups[0] |= {"rate": rate, "betas": [0.9]}
+    before = copy.deepcopy(optimizer.param_groups)
+    scaler = GradScaler("cpu", init_scale=8.0)
+    scaler.step(optimizer, scaled_closure(scaler, optimizer, parameter, bad=(1,)))
+    assert scaler.last_step.skipped
+    assert str(optimizer.param_groups) == str(before)
+    assert optimizer.param_groups[0]["rate"] is rate
+    assert optimizer.param_groups[0]["params"][0] is parameter
+
+
 def test_a_bad_loss_in_a_closure_leaves_the_scale_alone():
     parameter, optimizer = start("lbfgs")
     scaler = GradScaler("cpu", init_scale=8.0)

@@ -77,6 +77,13 @@ def test_the_host_remembers_only_its_own_writes():
     assert cell._written != cell._marks()
 
 
+def test_no_overflow_raises_a_scale_below_the_floor():
+    cell = started(init_scale=8.0, min_scale=4.0)
+    cell.scale.fill_(2.0)
+    cell.advance_on_device(torch.tensor(1.0), None)
+    assert cell.read().scale == 2.0
+
+
 def test_the_inverse_is_finite():
     for scale, inverse in ((4.0, 0.25), (1e-42, FLOAT32_MAX), (0.0, FLOAT32_MAX)):
         cell = started()

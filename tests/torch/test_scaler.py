@@ -11,6 +11,7 @@ from torch import nn
 
 from halfstep.core import override_policy, subscribe
 from halfstep.errors import (
+    MissingKeyError,
     NoCheckError,
     NonFiniteError,
     ScaleError,
@@ -272,6 +273,32 @@ def test_update_refuses_what_is_no_scale(value):
     assert loop.scaler.get_scale() == 8.0
 
 
+@pytest.mark.parametrize("value", [0.5, 64.0])
+def test_update_keeps_to_the_limits(value):
+    loop = Loop(min_scale=1.0, max_scale=32.0)
+    loop.run()
+    with pytest.raises(ScaleError, match=r"min_scale <= new_scale <= max_scale") as error:
+        loop.scaler.update(value)
+    for words in (f"new_scale={value}", "min_scale=1.0", "max_scale=32.0"):
+        assert words in str(error.value)
+    assert loop.scaler.get_scale() == 8.0
+    loop.scaler.update(32.0)
+
+
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize(("loaded", "kept"), [(0.5, 1.0), (64.0, 32.0), (2.0, 2.0)])
+def test_a_loaded_scale_is_brought_within_the_limits(started, loaded, kept):
+    loop = Loop(min_scale=1.0, max_scale=32.0)
+    if started:
+        loop.run()
+    loop.scaler.load_state_dict({**loop.scaler.state_dict(), "scale": loaded})
+    assert loop.scaler.get_scale() == kept
+    changes = [(each.before, each.after) for each in loop.scaler.history.scale_changes]
+    assert changes == [(8.0, loaded), (loaded, kept)][: 1 if loaded == kept else 2]
+    loop.run()
+    assert loop.scaler.get_scale() == kept
+
+
 def test_update_refuses_tensors_of_another_kind():
     loop = Loop()
     loop.run()
@@ -512,7 +539,76 @@ def test_before_any_step_none_was_taken():
     assert loop.scaler.last_step_of(loop.optimizer).reason == "step() was not called yet"
 
 
+@pytest.mark.parametrize("what", [None, 3, nn.Linear(2, 2), torch.ones(2)])
+def test_what_is_no_optimizer(what):
+    loop = Loop()
+    loop.backward()
+    for name in ("step", "unscale_"):
+        with pytest.raises(UsageError, match=rf"{name}\(\) needs an optimizer, got ") as error:
+            getattr(loop.scaler, name)(what)
+        assert "Pass the torch.optim.Optimizer" in str(error.value)
+    loop.scaler.step(loop.optimizer)
+
+
+def test_it_shows_its_scale_and_its_rule():
+    assert repr(GradScaler("cpu")) == "GradScaler(scale=65536, rule=dynamic)"
+    loop = Loop(growth_interval=7)
+    loop.run(poison=torch.inf)
+    assert (
+        repr(loop.scaler) == "GradScaler(scale=4, rule=dynamic(init_scale=8.0, growth_interval=7))"
+    )
+    assert repr(GradScaler("cpu", enabled=False)) == "GradScaler(enabled=False)"
+
+
 # Checkpoints
+
+
+def test_a_state_dict_with_missing_keys():
+    scaler = GradScaler("cpu")
+    with pytest.raises(MissingKeyError, match="without 'scale', '_growth_tracker'") as error:
+        scaler.load_state_dict(
+            {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 1, "other": 3}
+        )
+    assert isinstance(error.value, KeyError)
+    assert isinstance(error.value, ValueError)
+    assert str(error.value).startswith("load_state_dict() needs 'scale', 'growth_factor'")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"_growth_tracker": -1}, "'_growth_tracker' to be a whole number >= 0, got -1"),
+        ({"_growth_tracker": 1.5}, "whole number"),
+        ({"_growth_tracker": "1"}, "got '1'"),
+        ({"_growth_tracker": None}, "got None"),
+        ({"_growth_tracker": float("nan")}, "got nan"),
+        ({"_growth_tracker": float("inf")}, "got inf"),
+        ({"_growth_tracker": 2**31}, "whole number"),
+        ({"_overflows": -1}, "'_overflows'"),
+        ({"scale": "8"}, r"load_state_dict\(\) needs a scale"),
+        ({"growth_factor": "2"}, "GradScaler needs growth_factor"),
+        ({"growth_interval": 2.5}, "GradScaler needs growth_interval"),
+        ({"backoff_factor": None}, "GradScaler needs backoff_factor"),
+    ],
+)
+def test_a_state_dict_with_wrong_values_changes_nothing(change, words):
+    scaler = GradScaler("cpu")
+    before = scaler.state_dict()
+    with pytest.raises(ValueError, match=words):
+        scaler.load_state_dict({**before, **change})
+    assert scaler.state_dict() == before
+
+
+def test_a_state_dict_that_is_none():
+    with pytest.raises(UsageError, match="needs a state dict, got NoneType"):
+        GradScaler("cpu").load_state_dict(None)
+
+
+def test_a_state_dict_of_tensors():
+    scaler = GradScaler("cpu")
+    saved = {**scaler.state_dict(), "scale": 8.0, "_growth_tracker": 3}
+    scaler.load_state_dict({key: torch.tensor(value) for key, value in saved.items()})
+    assert scaler.state_dict() == saved
 
 
 def test_state_dicts_are_exchanged_with_torch():

@@ -133,7 +133,9 @@ class LossScale:
         if not finite:
             overflows = min(state.overflows + 1, self.hysteresis)
             factor = self.backoff_factor if overflows == self.hysteresis else 1.0
-            return ScaleState(max(float32(state.scale * factor), self.min_scale), 0, overflows)
+            # A scale that was set below the floor stays where it is.
+            floor = min(self.min_scale, state.scale)
+            return ScaleState(max(float32(state.scale * factor), floor), 0, overflows)
         if state.finite_steps + 1 < self.growth_interval:
             return state._replace(finite_steps=state.finite_steps + 1)
         grown = float32(state.scale * self.growth_factor)

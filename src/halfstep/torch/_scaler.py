@@ -4,15 +4,15 @@ import functools
 import numbers
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from halfstep.core import ScaleState, emit, listening
-from halfstep.errors import NoCheckError, ScalerStateError
+from halfstep.core import emit, listening
+from halfstep.errors import NoCheckError
+from halfstep.torch._scaling._checkpoint import read_state
 from halfstep.torch._scaling._clipping import Clipped, watch
 from halfstep.torch._scaling._gradients import (
     ParameterNames,
@@ -26,7 +26,6 @@ from halfstep.torch._scaling._outputs import LossWatch
 from halfstep.torch._scaling._scale_cell import FLOAT32_MAX, ScaleCell
 from halfstep.torch._scaling._settings import (
     checked_limit,
-    checked_scale,
     device_type,
     loss_scale,
 )
@@ -250,24 +249,20 @@ class GradScaler(Surface, torch.amp.GradScaler):
         """
         if not self._way.enabled:
             return
-        if not state_dict:
-            raise ScalerStateError(
-                "The source state dict is empty, possibly because it was saved from a disabled "
-                "instance of GradScaler. Keep the fresh scaler, or create it with enabled=False."
-            )
-        names = ("growth_factor", "backoff_factor", "growth_interval")
-        rule = replace(self._cell.rule, **{name: state_dict[name] for name in names})
-        scale = checked_scale(state_dict["scale"], "load_state_dict()")
-        steps, overflows = state_dict["_growth_tracker"], state_dict.get("_overflows", 0)
+        rule, state = read_state(state_dict, self._cell.rule)
+        scale = min(max(state.scale, rule.min_scale), rule.max_scale)
+        self._history.changed(self._cell.read().scale, state.scale, "load_state_dict()")
+        self._history.changed(state.scale, scale, "load_state_dict(), then min_scale or max_scale")
         self._cell.rule, self._resumed = rule, True
-        self._set_state(ScaleState(scale, int(steps), int(overflows)), "load_state_dict()")
+        self._cell.put(state._replace(scale=scale))
         self._cell.initial = self._cell.read()
 
-    def _set_state(self, state: ScaleState, by: str) -> None:
-        """Takes over a scale from outside."""
-        before = self._cell.read()
-        self._cell.put(state)
-        self._history.changed(before.scale, self._cell.read().scale, by)
+    def __repr__(self) -> str:
+        if not self._way.enabled:
+            return "GradScaler(enabled=False)"
+        rule, state = self._cell.rule, self._cell.known()
+        scale = "on the device" if state is None else f"{state.scale:g}"
+        return f"GradScaler(scale={scale}, rule={rule})"
 
     def _start_if_resumed(self, optimizer: Optimizer) -> None:
         """Lets a scaler with a loaded state begin with any call; there is no loss to wait for."""

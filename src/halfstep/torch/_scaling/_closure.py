@@ -76,7 +76,7 @@ class Evaluation:
 
 
 class Snapshot:
-    """The parameters, masters and state of an optimizer as they were before a step.
+    """The parameters, masters, state and settings of an optimizer as they were before a step.
 
     Example:
         >>> parameter = torch.nn.Parameter(torch.ones(2))
@@ -89,7 +89,10 @@ class Snapshot:
 
     def __init__(self, optimizer: Optimizer, masters: Masters) -> None:
         self._optimizer = optimizer
+        self._groups = [(group, _settings_of(group)) for group in optimizer.param_groups]
         tensors: list[Tensor] = [*parameters_of(optimizer), *masters.kept(optimizer)]
+        for group, _ in self._groups:
+            tensors += [value for value in group.values() if isinstance(value, Tensor)]
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
         self._state = {key: copy.deepcopy(state) for key, state in optimizer.state.items()}
 
@@ -98,5 +101,18 @@ class Snapshot:
         with torch.no_grad():
             for tensor, value in self._tensors:
                 tensor.copy_(value)
+        for group, settings in self._groups:
+            for key in group.keys() - settings.keys() - {"params"}:
+                del group[key]
+            group.update(settings)
         self._optimizer.state.clear()
         self._optimizer.state.update(self._state)
+
+
+def _settings_of(group: dict[str, Any]) -> dict[str, Any]:
+    """Returns copies of the settings of a group; tensors stay the same objects."""
+    return {
+        key: value if isinstance(value, Tensor) else copy.deepcopy(value)
+        for key, value in group.items()
+        if key != "params"
+    }

@@ -32,9 +32,10 @@ from halfstep.torch._scaling._iteration import (
     total,
     why_refused,
 )
+from halfstep.torch._scaling._optimizers import checked_optimizer
 from halfstep.torch._scaling._outputs import LARGEST_FOR_HALF, holds_half, map_outputs, widened
 from halfstep.torch._scaling._records import skipped_record, taken_record
-from halfstep.torch._scaling._settings import checked_scale, is_distributed
+from halfstep.torch._scaling._settings import is_distributed, scale_within
 from halfstep.torch._scaling._steps import StepRecord, advice
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class Scaling:
     @_not_compiled
     def unscale_(self, scaler: "GradScaler", optimizer: Optimizer) -> None:
         """Divides an optimizer's gradients by the scale and checks them."""
+        checked_optimizer(optimizer, "unscale_()")
         scaler._start_if_resumed(optimizer)
         scaler._check_scale_growth_tracker("unscale_")
         state = scaler._per_optimizer_states[id(optimizer)]
@@ -130,6 +132,7 @@ class Scaling:
     @_not_compiled
     def step(self, scaler: "GradScaler", optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Unscales what is not unscaled yet, and steps the optimizer if all is finite."""
+        checked_optimizer(optimizer, "step()")
         closure = closure_of(args, kwargs)
         scaler._start_if_resumed(optimizer)
         if closure is None:
@@ -185,7 +188,7 @@ class Scaling:
         """Moves the scale on and begins the next iteration."""
         scaler._check_scale_growth_tracker("update")
         if new_scale is not None:
-            number = checked_scale(new_scale, "update(new_scale)")
+            number = scale_within(scaler._cell.rule, new_scale, "update(new_scale)")
             before = scaler._cell.set_scale(number)
             scaler._history.changed(before or number, number, "update(new_scale)")
         else:

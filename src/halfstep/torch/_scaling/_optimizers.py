@@ -24,6 +24,8 @@ def reference(optimizer: Any) -> Callable[[], Any]:
 
 def checked_optimizer(optimizer: Any, function: str) -> None:
     """Raises an error unless an optimizer, or a wrapper that looks like one, was passed."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return
     if not (hasattr(optimizer, "param_groups") and callable(getattr(optimizer, "step", None))):
         raise UsageError(
             f"{function} needs an optimizer, got {type(optimizer).__name__}. Pass the "

@@ -188,7 +188,7 @@ def next_on_device(
     scale, steps, overflows = before
     counted = (overflows + 1).clamp(max=rule.hysteresis)
     factor = torch.where(counted == rule.hysteresis, rule.backoff_factor, 1.0)
-    lowered = (scale * factor).clamp(min=rule.min_scale)
+    lowered = torch.maximum(scale * factor, scale.clamp(max=rule.min_scale))
     grows = steps + 1 >= rule.growth_interval
     grown = scale * torch.where(grows, rule.growth_factor, 1.0)
     grown = torch.where(grown <= rule.max_scale, grown, scale)

@@ -64,7 +64,7 @@ def loss_scale(enabled: bool, **settings: Any) -> tuple[LossScale, bool]:
     if not enabled:
         return LossScale.none(), False
     first = settings["init_scale"]
-    small = isinstance(first, numbers.Real) and 0.0 < first < 2.0**-16
+    small = isinstance(first, numbers.Real) and 0.0 < float(first) < 2.0**-16
     if small and settings["min_scale"] == LossScale().min_scale:
         # Nobody asked for the default floor: a smaller initial scale brings its own.
         settings["min_scale"] = first
@@ -84,6 +84,18 @@ def _named_after_the_scaler() -> Iterator[None]:
         yield
     except ScaleError as error:
         raise ScaleError(str(error).replace("LossScale needs", "GradScaler needs", 1)) from None
+
+
+def scale_within(rule: LossScale, scale: Any, by: str) -> float:
+    """Returns a scale that somebody wants to set, if the limits of the scaler allow it."""
+    number = checked_scale(scale, by)
+    if not rule.min_scale <= number <= rule.max_scale:
+        raise ScaleError(
+            f"{by} needs min_scale <= new_scale <= max_scale, got new_scale={number!r} with "
+            f"min_scale={rule.min_scale!r} and max_scale={rule.max_scale!r}. Create the GradScaler "
+            "with limits that hold it."
+        )
+    return number
 
 
 def checked_scale(scale: Any, by: str) -> float:
