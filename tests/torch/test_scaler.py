@@ -327,6 +327,18 @@ def test_growth_back_off_and_history():
     ]
 
 
+def test_an_interval_below_the_count_lets_the_scale_grow_at_the_next_good_step():
+    scales = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=8.0)):
+        loop = Loop(scaler=scaler)
+        for _ in range(3):
+            loop.run()
+        loop.scaler.set_growth_interval(2)
+        loop.run()
+        scales.append(loop.scaler.get_scale())
+    assert scales == [16.0, 8.0]
+
+
 def test_the_cap_and_the_hysteresis():
     loop = Loop(growth_interval=1, max_scale=16.0, hysteresis=2)
     scales = []

@@ -49,6 +49,28 @@ def test_a_fused_step_does_not_wait_for_the_device():
     assert not loop.scaler.last_step.skipped
 
 
+def test_a_skipped_first_step_of_a_fused_optimizer_leaves_no_state():
+    parameter = torch.nn.Parameter(torch.ones(4, device="cuda"))
+    optimizer = torch.optim.SGD([parameter], lr=0.125, momentum=0.9, fused=True)
+    scaler = GradScaler("cuda", init_scale=8.0)
+    for poison in (torch.inf, 1.0):
+        optimizer.zero_grad()
+        scaler.scale((parameter.float() ** 2).sum()).backward()
+        parameter.grad[0] *= poison
+        scaler.step(optimizer)
+        scaler.update()
+        assert bool(optimizer.state) is (poison == 1.0)
+    assert parameter.tolist() == [0.75] * 4
+
+
+def test_gradients_of_float16_parameters_are_float16_again_and_still_known():
+    loop = Loop(fused=True, dtype=torch.float16)
+    loop.run()
+    loop.run(poison=torch.inf)
+    assert loop.parameter.grad.dtype is torch.float16
+    assert loop.scaler.last_step.nonfinite == (("weight", "inf"),)
+
+
 def test_a_skip_is_told_when_asked():
     loop = Loop(fused=True)
     loop.run(poison=torch.inf)
