@@ -204,6 +204,13 @@ def test_an_optimizer_that_was_stepped_loads_state_unrounded():
     assert got == pytest.approx(expected, abs=2.0**-10)
 
 
+def test_many_scalers_hook_an_optimizer_once():
+    (parameter, optimizer), _ = pair("loop")
+    for _ in range(3):
+        step(GradScaler("cpu", init_scale=8.0), parameter, optimizer)
+    assert len(optimizer._optimizer_load_state_dict_post_hooks) == 1
+
+
 def test_a_fresh_optimizer_that_was_loaded_warns_of_what_was_rounded():
     (parameter, optimizer), _ = pair("loop")
     step(GradScaler("cpu", init_scale=8.0), parameter, optimizer)

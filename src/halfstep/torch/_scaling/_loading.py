@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from halfstep.torch._scaling._gradients import parameters_of
+from halfstep.torch._scaling._optimizers import PerOptimizer
 from halfstep.torch._scaling._steps import levels_to_user
 
 
@@ -19,10 +20,14 @@ class RoundedStateWarning(UserWarning):
     """Optimizer state of float16 parameters was rounded to float16 before it could be kept."""
 
 
+_kept: PerOptimizer[bool] = PerOptimizer()
+
+
 def keep_wide(optimizer: Optimizer) -> None:
     """Lets an optimizer load the state of float16 parameters in the dtype it was saved in."""
-    if not isinstance(optimizer, Optimizer):
+    if not hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks") or _kept.get(optimizer):
         return
+    _kept[optimizer] = True
     latest: list[dict[str, Any]] = []
 
     def before(_: Optimizer, state_dict: dict[str, Any]) -> None:
@@ -38,7 +43,7 @@ def keep_wide(optimizer: Optimizer) -> None:
 def _restore(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     groups = saved["param_groups"]
     keys = [key for group in groups for key in group["params"]]
-    for key, parameter in zip(keys, parameters_of(optimizer), strict=True):
+    for key, parameter in zip(keys, parameters_of(optimizer), strict=False):
         if parameter.dtype is torch.float16 and parameter in optimizer.state:
             _take_over(optimizer.state[parameter], saved["state"].get(key), parameter.device)
 
