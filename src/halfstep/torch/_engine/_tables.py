@@ -105,8 +105,8 @@ class Table:
 
     def edited(self) -> list[Operation]:
         """Returns the operations that only an edit of the rules speaks about."""
-        known = set(operations(Rules.named("none")))
-        return [operation for operation in self.operations if operation not in known]
+        known = {operation.name for operation in operations(Rules.named("none"))}
+        return [operation for operation in self.operations if operation.name not in known]
 
     def runner(self, operation: Operation, path: str) -> Runner | None:
         """Returns what runs for a handled operation in a module; None where no rule speaks."""
