@@ -1,5 +1,6 @@
 """Multiplies what the user hands to `GradScaler.scale`, and notes whether it was finite."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -104,7 +105,8 @@ class LossWatch:
         if not (self._notes or self._bad):
             return False
         self._lent = True
-        return self.nonfinite
+        # Once asked, it stays: a reason and a flag that are read one after the other must agree.
+        return functools.cache(self.nonfinite)
 
     def on_device(self, device: torch.device) -> Tensor | None:
         """Returns the answer as a tensor, or None if it is no for sure."""
