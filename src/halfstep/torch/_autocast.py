@@ -59,6 +59,7 @@ class autocast:
         RuleError: The rules name an operation that does not exist.
 
     Example:
+        >>> import torch
         >>> layer, inputs = torch.nn.Linear(4, 2), torch.ones(1, 4)
         >>> with autocast("cpu", dtype=torch.bfloat16):
         ...     layer(inputs).dtype
@@ -141,6 +142,7 @@ class autocast:
             The record, which can be printed; it is complete when the region ends.
 
         Example:
+            >>> import torch
             >>> layer, inputs = torch.nn.Linear(4, 2), torch.ones(1, 4)
             >>> with autocast("cpu", dtype=torch.bfloat16).explain() as explanation:
             ...     _ = layer(inputs).softmax(-1)

@@ -43,6 +43,7 @@ def custom_fwd(
             autocast state of the call. Outside of every region nothing is changed.
 
     Example:
+        >>> import torch
         >>> class Double(torch.autograd.Function):
         ...     @staticmethod
         ...     @custom_fwd(device_type="cpu", cast_inputs=torch.float32)

@@ -52,6 +52,7 @@ class Explanation:
     neither is what runs inside a compiled graph.
 
     Example:
+        >>> import torch
         >>> from halfstep.torch import autocast
         >>> layer, inputs = torch.nn.Linear(4, 2), torch.ones(1, 4)
         >>> with autocast("cpu", dtype=torch.bfloat16).explain() as explanation:

@@ -93,6 +93,7 @@ class GradScaler(Surface, torch.amp.GradScaler):
             unneeded if the optimizer was made from `model.named_parameters()`.
 
     Example:
+        >>> import torch
         >>> parameter = torch.nn.Parameter(torch.ones(2))
         >>> optimizer = torch.optim.SGD([("weight", parameter)], lr=0.1)
         >>> scaler = GradScaler("cpu", init_scale=8.0)
