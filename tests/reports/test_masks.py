@@ -73,7 +73,6 @@ LIMITS = {
     "clamp": lambda x: x.clamp(-1e9, 1e9),
     "clamp_": lambda x: x.clone().clamp_(-1e9, 1e9),
     "clamp(max)": lambda x: x.clamp(max=1e9),
-    "clamp_min": lambda x: x.clamp_min(-1e9),
     "nan_to_num": lambda x: torch.nan_to_num(x, nan=0.0, posinf=1e9, neginf=-1e9),
     "comparison": lambda x: (x < 1e9) * x,
     "maximum": lambda x: torch.maximum(x, torch.tensor(-1e9)),

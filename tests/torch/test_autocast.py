@@ -283,3 +283,20 @@ def test_decorating_what_runs_later_is_refused():
 def test_leaving_what_was_not_entered_is_refused():
     with pytest.raises(UsageError, match="left more often than it was entered"):
         autocast("cpu").__exit__(None, None, None)
+
+
+def test_rules_limited_to_a_dtype_follow_pytorchs_autocast_inside():
+    half = torch.ones(2).half()
+    rules = "halfstep-1 + softmax[dtype=float16]=full"
+    with autocast("cpu", dtype=torch.bfloat16, rules=rules):
+        assert half.softmax(0).dtype is torch.float16
+        with torch.autocast("cpu", dtype=torch.float16):
+            assert half.softmax(0).dtype is torch.float32
+
+
+def test_a_decorator_without_parentheses_says_so():
+    with pytest.raises(UsageError, match=r"Write @autocast\(\)"):
+
+        @autocast
+        def function():
+            pass

@@ -161,3 +161,56 @@ def test_plain_autocast_compiles_as_ever_after_a_region():
         assert function(half).dtype is torch.float32
     with torch.autocast("cpu", dtype=torch.float16):
         assert function(half).dtype is torch.float16
+
+
+def test_a_region_with_module_rules_inside_of_the_compiled_function():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def function(inputs):
+        with autocast("cpu", dtype=torch.bfloat16, rules="halfstep-1 + matmul[where=1]=full"):
+            return model(inputs)
+
+    assert function(torch.rand(4, 8)).dtype is torch.float32
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+
+    def forward(self, inputs):
+        return self.inner(inputs)
+
+
+class Trainer:
+    def __init__(self):
+        self.model = Outer()
+
+    def step(self, inputs):
+        return self.model(inputs)
+
+
+def test_paths_in_a_graph_are_those_of_eager_code():
+    trainer, inputs = Trainer(), torch.rand(4, 8)
+    rules = "halfstep-1 + matmul[where=inner.1]=full"
+    for function in (trainer.step, torch.compile(trainer.step, backend="aot_eager")):
+        with autocast("cpu", dtype=torch.bfloat16, rules=rules):
+            assert function(inputs).dtype is torch.float32
+
+
+def test_a_compiled_part_of_a_model_keeps_its_path():
+    model, inputs = Outer(), torch.rand(4, 8)
+    model.inner = torch.compile(model.inner, backend="aot_eager")
+    rules = "halfstep-1 + matmul[where=inner.1]=full"
+    with autocast("cpu", dtype=torch.bfloat16, rules=rules):
+        assert model(inputs).dtype is torch.float32
+
+
+def test_rules_that_differ_only_in_their_reason_share_a_graph():
+    counter, inputs = Counter("aot_eager"), torch.rand(4, 8)
+    compiled = torch.compile(nn.Linear(8, 8), backend=counter)
+    for reason in ("One.", "Another."):
+        with autocast("cpu", rules=f'halfstep-1 + matmul=full "{reason}"'):
+            compiled(inputs)
+    assert counter.graphs == 1

@@ -102,3 +102,16 @@ def test_it_prints_a_table_and_plain_data():
     assert lines[-1] == "5 casts inserted, 84 bytes written by them"
     data = json.loads(json.dumps(explanation.to_dict()))
     assert data["rows"][0]["module"] == "body.0"
+
+
+def test_what_runs_inside_of_a_native_operation_is_as_without():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True).eval()
+    region, inputs = (
+        autocast("cpu", dtype=torch.bfloat16, rules="torch-2.13-cpu"),
+        torch.rand(1, 4, 8),
+    )
+    with torch.no_grad():
+        with region:
+            plain = layer(inputs)
+        with region.explain():
+            assert torch.equal(layer(inputs), plain)

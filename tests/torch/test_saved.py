@@ -71,3 +71,17 @@ def test_a_low_product_keeps_low_operands(dtype):
     with saved_bytes() as saved, autocast("cpu", dtype=dtype):
         layer(inputs)
     assert saved.bytes == 4 * 8 * 2
+
+
+def test_complex_tensors_are_counted():
+    signal = torch.rand(8, requires_grad=True)
+    with saved_bytes() as saved:
+        torch.fft.fft(signal).abs().sum()
+    assert saved.bytes >= 8 * 8
+
+
+def test_blocks_inside_of_blocks_count_for_both():
+    values = torch.ones(8, requires_grad=True)
+    with saved_bytes() as outer, saved_bytes() as inner:
+        values.exp()
+    assert inner.bytes == outer.bytes == 32

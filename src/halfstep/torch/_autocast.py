@@ -150,7 +150,7 @@ class autocast:
             [('aten::linear', 'lower'), ('aten::softmax', 'keep')]
         """
         explanation = Explanation()
-        observer = Observer(explanation)
+        observer = Observer(explanation, _state.below_autocast)
         with _state.observed(observer), self, observer:
             yield explanation
 
@@ -170,10 +170,11 @@ def _refuse_export() -> None:
         )
 
 
-def _is_suspended(function: object) -> bool:
+def _is_suspended(function: Any) -> bool:
     """Whether calling it only makes something that runs later, outside of the region."""
     kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-    return any(is_kind(function) for is_kind in kinds)
+    call = getattr(function, "__call__", None)  # noqa: B004 - the method of an object that is called
+    return any(is_kind(candidate) for is_kind in kinds for candidate in (function, call))
 
 
 def _enter(region: _Settings) -> None:

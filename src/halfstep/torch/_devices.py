@@ -23,6 +23,10 @@ def check_device(device_type: object, *, enabled: bool) -> str:
     Raises:
         UsageError: It is not a string such as "cuda", or this machine has no such device.
     """
+    if callable(device_type):
+        raise UsageError(
+            f"autocast needs parentheses to decorate {device_type!r}. Write @autocast()."
+        )
     if not isinstance(device_type, str):
         raise UsageError(
             f"autocast needs a device type such as 'cuda' or 'cpu', got {device_type!r}. "

@@ -116,11 +116,13 @@ class Observer(TorchDispatchMode):
 
     Args:
         explanation: What is filled.
+        again: Puts autocast in force for the parts of an operation, where PyTorch hides it.
     """
 
-    def __init__(self, explanation: Explanation) -> None:
+    def __init__(self, explanation: Explanation, again: Callable[[], Any]) -> None:
         super().__init__()
         self._explanation = explanation
+        self._again = again
         self._depth = self._seen = 0
         self._copies = self._copied_bytes = 0
 
@@ -151,9 +153,16 @@ class Observer(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
         self._seen += 1
-        if not self._depth and func._schema.name not in _BOOKKEEPING:
+        if self._depth:
+            return func(*args, **(kwargs or {}))
+        self._depth += 1
+        try:
+            with self._again():
+                result = func(*args, **(kwargs or {}))
+        finally:
+            self._depth -= 1
+        if func._schema.name not in _BOOKKEEPING:
             self._record(func._schema.name, "", args, result, 0, 0)
         return result
 

@@ -102,6 +102,16 @@ def has_native_kernel(operation: str, device_type: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(operation, key)
 
 
+def region_is_covered() -> bool:
+    """Returns whether the kernels of the rules are hidden for a while."""
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(KEY)
+
+
+def cover_region(covered: bool) -> None:
+    """Hides the kernels of the rules for a while, or uncovers what PyTorch has hidden."""
+    torch._C._dispatch_tls_set_dispatch_key_excluded(KEY, covered)
+
+
 def never_compile(function: Any) -> None:
     """Keeps `torch.compile` from compiling a function, and what it calls, as frames of their own.
 

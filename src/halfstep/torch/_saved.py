@@ -1,6 +1,7 @@
 """How many bytes autograd keeps for backward."""
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 from torch import Tensor
@@ -21,17 +22,24 @@ class SavedBytes:
         self.bytes = 0
         self._seen: dict[int, StorageWeakRef] = {}
 
-    def pack(self, tensor: Tensor) -> Tensor:
+    def count(self, tensor: Tensor) -> None:
         """Counts the storage of a tensor that autograd saves, the first time it is saved."""
         base = tensor if tensor._base is None else tensor._base
-        if isinstance(base, Parameter) or not tensor.is_floating_point():
-            return tensor
+        if isinstance(base, Parameter) or not (tensor.is_floating_point() or tensor.is_complex()):
+            return
         storage = tensor.untyped_storage()
         if storage._cdata not in self._seen:
             # The weak reference keeps the address from being given to another storage.
             self._seen[storage._cdata] = StorageWeakRef(storage)
             self.bytes += storage.nbytes()
-        return tensor
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.counting: tuple[SavedBytes, ...] = ()
+
+
+_LOCAL = _Local()
 
 
 @contextlib.contextmanager
@@ -53,5 +61,17 @@ def saved_bytes() -> Iterator[SavedBytes]:
         64
     """
     saved = SavedBytes()
-    with saved_tensors_hooks(saved.pack, lambda tensor: tensor):
-        yield saved
+    # Only the innermost hooks are called, so they count for all blocks around as well.
+    around = _LOCAL.counting
+    _LOCAL.counting = (*around, saved)
+    try:
+        with saved_tensors_hooks(_pack, lambda tensor: tensor):
+            yield saved
+    finally:
+        _LOCAL.counting = around
+
+
+def _pack(tensor: Tensor) -> Tensor:
+    for saved in _LOCAL.counting:
+        saved.count(tensor)
+    return tensor

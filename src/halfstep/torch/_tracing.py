@@ -46,8 +46,13 @@ def ready() -> None:
             torch.compiler.allow_in_graph(_in_graph.pop())
 
 
+def is_tracing() -> bool:
+    """Returns whether a graph is being captured or lowered in this thread."""
+    return _translator() is not None or torch.compiler.is_compiling()
+
+
 def module_path() -> str:
-    """Returns the path of the module being traced, relative to what is compiled, or an empty text.
+    """Returns the path of the module being traced, relative to the outermost one in the graph.
 
     While a graph is captured the translator knows the module; while it is lowered the node does.
     """
@@ -56,8 +61,20 @@ def module_path() -> str:
     translator = _translator()
     stack = translator.nn_module_stack if translator else None
     stack = stack or fx_traceback.get_current_meta().get("nn_module_stack") or {}
-    sources = [source for source, *_ in stack.values()]
-    return parse_source(sources[-1]) if sources else ""
+    return relative_path([source for source, *_ in stack.values()])
+
+
+def relative_path(sources: list[str]) -> str:
+    """Returns the path of the last module of a stack below the first one.
+
+    Example:
+        >>> relative_path(["L['self'].model", "L['self'].model.head"])
+        'head'
+    """
+    if not sources:
+        return ""
+    first, last = parse_source(sources[0]), parse_source(sources[-1])
+    return last.removeprefix(first).removeprefix(".")
 
 
 def when_abandoned(callback: Callable[[], None]) -> None:

@@ -15,6 +15,7 @@ from halfstep.torch._dtypes import name_of
 from halfstep.torch._engine._ops import Operation
 
 _NARROW = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_WIDE = (torch.float32, torch.float64)
 _HAS_FLAG = ("cpu", "cuda", "mps", "xpu", "mtia", "maia", "ipu", "xla")
 
 
@@ -36,6 +37,8 @@ class Casts:
 
     def __init__(self, device_type: str, low: torch.dtype, cache: Cache) -> None:
         self.low = low
+        # Only on CPU do the kernels of normalisations take a low input with float32 weights.
+        self.mixes = device_type == "cpu"
         self.is_here = on_device(device_type)
         self._cast = cache.cast
 
@@ -132,6 +135,15 @@ def _like_first(op: Any, args: Args, kwargs: Kwargs, casts: Casts) -> Any:
     return op(*casts.all(args, dtype), **casts.named(kwargs, dtype))
 
 
+def _mixes(op: Any, args: Args, kwargs: Kwargs, casts: Casts) -> Any:
+    """Casts weights to the dtype of the input, unless the kernel takes them as they are."""
+    dtype = args[0].dtype
+    taken = (dtype, torch.float32) if casts.mixes and dtype is not torch.float32 else (dtype,)
+    if all(not isinstance(value, Tensor) or value.dtype in taken for value in args):
+        return op(*args, **kwargs)
+    return _like_first(op, args, kwargs, casts)
+
+
 def _written(op: Any, args: Args, kwargs: Kwargs, casts: Casts) -> Any:
     """Casts what is written to the dtype of what it is written into; constants have to fit."""
     first, *others = args
@@ -169,7 +181,7 @@ def _within(value: Any, dtype: torch.dtype, limits: torch.finfo) -> Any:
     """Returns a finite number, or a tensor of one, within the limits; anything else as it is."""
     if isinstance(value, float | int) and not isinstance(value, bool):
         return value if math.isinf(value) else min(max(value, limits.min), limits.max)
-    if isinstance(value, Tensor) and not value.dim() and value.dtype is torch.float32:
+    if isinstance(value, Tensor) and not value.dim() and value.dtype in _WIDE:
         inside = value.clamp(limits.min, limits.max)
         return torch.where(value.isinf(), value, inside).to(dtype)
     return value
@@ -183,14 +195,17 @@ _RUNNERS: dict[tuple[str, str], Runner] = {
     ("lower", "inputs"): _lower,
     ("lower", "dtype"): _lower,
     ("lower", "follow"): _lower,
+    ("lower", "mixes"): _lower,
     ("lower", "fill"): _lower,
     ("lower", "result"): _lower_result,
     ("full", "inputs"): _full,
     ("full", "dtype"): _full_by_dtype,
     ("full", "follow"): _full,
+    ("full", "mixes"): _full,
     ("full", "fill"): _full,
     ("full", "result"): _full,
     ("keep", "follow"): _like_first,
+    ("keep", "mixes"): _mixes,
     ("keep", "fill"): _saturate,
     ("widest", "fill"): _saturate,
 }

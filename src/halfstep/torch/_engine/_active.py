@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from halfstep.torch._dtypes import COMPUTE
 from halfstep.torch._engine._actions import Cache, Casts, Runner
 from halfstep.torch._engine._ops import Operation
@@ -14,7 +12,7 @@ from halfstep.torch._engine._weights import NoCache
 from halfstep.torch._explain import CountingCache, Observer
 
 # Without a runner no rule speaks, and PyTorch's own rule must not either.
-Found = tuple[Runner | None, dict[torch.dtype, Casts]]
+Found = tuple[Runner | None, Casts]
 
 
 class Active:
@@ -29,17 +27,18 @@ class Active:
     def __init__(self, table: Table, cache: Cache, observer: Observer | None) -> None:
         self.table = table
         self.device_type = table.scope.device_type
+        self.low = COMPUTE[table.scope.dtype]
         self.text = table.text
         self.handles = bool(table.handled)
         self.patterns = table.patterns
         self._observer = observer
         self._anew, self._remembered = self._casts(NoCache()), self._casts(cache)
-        self.owns = self._anew[torch.float32].is_here
+        self.owns = self._anew.is_here
         self.find = self._finder()
 
-    def _casts(self, cache: Cache) -> dict[torch.dtype, Casts]:
+    def _casts(self, cache: Cache) -> Casts:
         counted = CountingCache(cache, self._observer) if self._observer else cache
-        return {dtype: Casts(self.device_type, dtype, counted) for dtype in COMPUTE.values()}
+        return Casts(self.device_type, self.low, counted)
 
     def _finder(self) -> Callable[[Operation], Found | None]:
         """Returns the function that says what runs for an operation; None leaves it to PyTorch."""

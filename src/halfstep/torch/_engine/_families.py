@@ -40,8 +40,7 @@ _LISTS: dict[str, str] = {
     """,
     "masking": """
         masked_fill masked_fill_ fill fill_ index_fill index_fill_ full full_like new_full
-        constant_pad_nd clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ where
-        threshold threshold_ hardshrink
+        constant_pad_nd clamp clamp_ where threshold threshold_ hardshrink
     """,
     "reduction": """
         sum nansum mean nanmean prod cumsum cumprod logcumsumexp logsumexp trace

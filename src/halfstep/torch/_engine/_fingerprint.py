@@ -11,7 +11,7 @@ import hashlib
 
 import torch
 
-_CANDIDATES = ("ipu", "maia", "hpu", "mtia")
+_CANDIDATES = ("ipu", "maia", "hpu", "mtia", "xla")
 _DTYPES = sorted(
     {value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str
 )
@@ -19,10 +19,10 @@ _DTYPES = sorted(
 
 @functools.cache
 def carriers() -> dict[str, torch.dtype]:
-    """Returns three types of device that this machine does not have, and their usual dtypes."""
+    """Returns types of device that this machine does not have, and their usual dtypes."""
     accelerator = torch.accelerator.current_accelerator()
     present = None if accelerator is None else accelerator.type
-    absent = [device for device in _CANDIDATES if device != present][:3]
+    absent = [device for device in _CANDIDATES if device != present]
     return {device: torch.get_autocast_dtype(device) for device in absent}
 
 

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import torch
 from torch.library import Library
 
 from halfstep.torch import _private
@@ -74,9 +73,8 @@ def _kernel(operation: Operation, find: _Find) -> Callable[..., Any]:
         runner, casts = found
         if runner is None:  # What the operation is made of may have rules.
             return overload.redispatch(keyset & _private.BELOW_ALL_AUTOCAST, *args, **kwargs)
-        low = torch.get_autocast_dtype(active.device_type)
         with _private.without_autocast():
-            return runner(overload, args, kwargs, casts[low])
+            return runner(overload, args, kwargs, casts)
 
     _private.never_compile(kernel)
     return kernel

@@ -13,7 +13,14 @@ from halfstep.errors import RuleError
 from halfstep.torch import _private
 from halfstep.torch._engine._families import FAMILY_OF
 
-_FOLLOW = ("layer_norm", "native_layer_norm", "rms_norm", "group_norm", "instance_norm")
+_TECHNIQUES = {
+    "embedding": "result",
+    "rms_norm": "follow",
+    "layer_norm": "mixes",
+    "native_layer_norm": "mixes",
+    "group_norm": "mixes",
+    "instance_norm": "mixes",
+}
 # These refuse a low input whatever dtype they are asked for.
 _REFUSE_LOW = ("linalg_norm", "linalg_matrix_norm", "nuclear_norm", "frobenius_norm")
 
@@ -28,8 +35,9 @@ class Operation:
         family: The family of the rules, or an empty text.
         technique: How a rule is carried out: `inputs` (cast the tensors), `dtype` (the operation
             has a `dtype` argument of its own), `written` (the first tensor is written to and
-            decides), `follow` (the first tensor decides), `fill` (constants have to fit),
-            `result` (cast what comes out, which is smaller than what goes in).
+            decides), `follow` (the first tensor decides), `mixes` (it decides too, but on CPU
+            float32 weights may stay), `fill` (constants have to fit), `result` (cast what comes
+            out, which is smaller than what goes in).
     """
 
     name: str
@@ -59,10 +67,8 @@ def _technique(schema: Any) -> str:
     name = schema.name.partition("::")[2]
     if FAMILY_OF.get(schema.name) == "masking" or schema.overload_name == "value":
         return "fill"
-    if name in _FOLLOW:
-        return "follow"
-    if name == "embedding":
-        return "result"
+    if name in _TECHNIQUES:
+        return _TECHNIQUES[name]
     if schema.is_mutable:
         return "written"
     has_dtype = any(argument.name == "dtype" for argument in schema.arguments)

@@ -100,7 +100,7 @@ class Paths:
 
     def _warn(self, patterns: tuple[str, ...]) -> None:
         seen, self._local.seen = self._local.seen, set()
-        if not seen or patterns in self._local.warned:
+        if not seen - {""} or patterns in self._local.warned:
             return
         for pattern in patterns:
             if not fnmatch.filter(seen, pattern):
@@ -119,7 +119,7 @@ class Paths:
         local = self._local
         if not local.stack:
             local.names = {
-                id(child): name.replace("_orig_mod.", "")
+                id(child): ".".join(part for part in name.split(".") if part != "_orig_mod")
                 for name, child in _unwrapped(module).named_modules()
             }
             local.seen.update(local.names.values())

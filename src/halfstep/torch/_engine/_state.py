@@ -21,7 +21,7 @@ from halfstep.torch._engine._paths import PATHS
 from halfstep.torch._engine._tables import Scope, Table, table
 from halfstep.torch._engine._weights import WeightCache
 from halfstep.torch._explain import Observer
-from halfstep.torch._tracing import constant, in_graph, when_abandoned
+from halfstep.torch._tracing import constant, in_graph, is_tracing, when_abandoned
 
 DEFAULT = str(Rules())
 
@@ -52,6 +52,11 @@ class _Local(threading.local):
         """Returns the rules of a region, the same object each time it is entered."""
         return Active(_ready_table(*where, cached, False), self.weights, None)
 
+    def in_dtype(self, active: Active, low: torch.dtype) -> Active:
+        """Returns the same rules for another compute dtype."""
+        scope = active.table.scope
+        return self.active(scope.cached, scope.device_type, low, str(scope.rules))
+
     def observed(self, observer: Observer, cached: bool, *where: Any) -> Active:
         """Returns the rules of a region in which everything is recorded."""
         return Active(_ready_table(*where, cached, True), self.weights, observer)
@@ -66,7 +71,9 @@ def active_for(args: tuple[Any, ...]) -> Active | None:
     for active in _LOCAL.actives:
         elsewhere = isinstance(first, torch.Tensor) and not active.owns(first)
         if not elsewhere and torch.is_autocast_enabled(active.device_type):
-            return active
+            # PyTorch's own autocast, inside of ours, may have changed the dtype.
+            low = torch.get_autocast_dtype(active.device_type)
+            return active if low is active.low else _LOCAL.in_dtype(active, low)
     return None
 
 
@@ -85,7 +92,9 @@ def enter(device_type: str, dtype: torch.dtype, enabled: bool, cached: bool, rul
     if enabled and rules:
         entered = (local.active(cached, device_type, dtype, rules),)
     others = tuple(active for active in local.actives if active.device_type != device_type)
-    frame = _frame(device_type, entered[0].patterns if entered else ())
+    # A tracer knows the modules itself, and would take the hooks for a part of the model.
+    follows = bool(entered) and not is_tracing()
+    frame = _frame(device_type, entered[0].patterns if follows else ())
     local.frames.append(frame)
     when_abandoned(lambda: _abandon(frame))
     local.rules[device_type] = rules or frame.rules
@@ -169,6 +178,22 @@ def observed(observer: Observer) -> Iterator[None]:
     finally:
         PATHS.stop(())
         _LOCAL.active = before
+
+
+@contextlib.contextmanager
+def below_autocast() -> Iterator[None]:
+    """Puts autocast in force where PyTorch has hidden it, as in a mode that watches operations."""
+    before = [(a.device_type, torch.is_autocast_enabled(a.device_type)) for a in _LOCAL.actives]
+    covered = _private.region_is_covered()
+    for device_type, _ in before:
+        torch.set_autocast_enabled(device_type, True)
+    _private.cover_region(False)
+    try:
+        yield
+    finally:
+        _private.cover_region(covered)
+        for device_type, enabled in before:
+            torch.set_autocast_enabled(device_type, enabled)
 
 
 @constant

@@ -1,5 +1,6 @@
 """What the rules mean on one device: for each operation, what runs instead of PyTorch's kernel."""
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -49,7 +50,7 @@ class Table:
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.text = str(scope)
+        self.text = _without_reasons(scope)
         self._is_pytorchs = scope.rules.base.startswith("torch-")
         self.operations = tuple(operations(scope.rules))
         where = [rule.where for rule in scope.rules.rows if rule.where]
@@ -95,7 +96,7 @@ class Table:
         if self.scope.observed:
             return rule is not None or native is not None
         if rule is None or rule.action == "keep":
-            acts = rule is not None and operation.technique in ("fill", "follow")
+            acts = rule is not None and operation.technique in ("fill", "follow", "mixes")
             return native is not None or acts
         if rule.action == "widest" and operation.base in _PROMOTES_BY_ITSELF:
             return native not in (None, "widest") or (native is not None and not self._is_pytorchs)
@@ -120,6 +121,12 @@ class Table:
     def _runner(self, operation: Operation, path: str = "") -> Runner | None:
         rule = self.rule(operation, path)
         return None if rule is None else runner(rule, operation)
+
+
+def _without_reasons(scope: Scope) -> str:
+    """Returns a text that differs exactly where two scopes act differently."""
+    edits = tuple(dataclasses.replace(edit, reason="-") for edit in scope.rules.edits)
+    return str(dataclasses.replace(scope, rules=dataclasses.replace(scope.rules, edits=edits)))
 
 
 @functools.cache
