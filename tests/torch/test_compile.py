@@ -214,3 +214,25 @@ def test_rules_that_differ_only_in_their_reason_share_a_graph():
         with autocast("cpu", rules=f'halfstep-1 + matmul=full "{reason}"'):
             compiled(inputs)
     assert counter.graphs == 1
+
+
+def test_a_compiled_model_has_the_paths_of_the_model():
+    model, inputs = Outer(), torch.rand(4, 8)
+    compiled = torch.compile(model, backend="aot_eager")
+    for where, dtype in (("inner.1", torch.float32), ("inner.0", torch.bfloat16)):
+        rules = f"none + matmul=lower + matmul[where={where}]=full"
+        with autocast("cpu", dtype=torch.bfloat16, rules=rules):
+            assert compiled(inputs).dtype is dtype
+            assert model(inputs).dtype is dtype
+
+
+def test_a_decorated_forward_that_is_compiled_has_its_paths():
+    class Decorated(Outer):
+        @autocast("cpu", dtype=torch.bfloat16)
+        def forward(self, inputs):
+            return self.inner(inputs)
+
+    model, inputs = Decorated(), torch.rand(4, 8)
+    for function in (model, torch.compile(model, backend="aot_eager")):
+        with autocast("cpu", enabled=False, rules="halfstep-1 + matmul[where=1]=full"):
+            assert function(inputs).dtype is torch.float32

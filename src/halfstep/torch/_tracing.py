@@ -51,30 +51,17 @@ def is_tracing() -> bool:
     return _translator() is not None or torch.compiler.is_compiling()
 
 
-def module_path() -> str:
-    """Returns the path of the module being traced, relative to the outermost one in the graph.
+def traced_modules() -> list[str]:
+    """Returns the paths of the modules being traced, the outermost first, as the graph sees them.
 
-    While a graph is captured the translator knows the module; while it is lowered the node does.
+    While a graph is captured the translator knows them; while it is lowered the node does.
     """
     if not torch.compiler.is_compiling():
-        return ""
+        return []
     translator = _translator()
     stack = translator.nn_module_stack if translator else None
     stack = stack or fx_traceback.get_current_meta().get("nn_module_stack") or {}
-    return relative_path([source for source, *_ in stack.values()])
-
-
-def relative_path(sources: list[str]) -> str:
-    """Returns the path of the last module of a stack below the first one.
-
-    Example:
-        >>> relative_path(["L['self'].model", "L['self'].model.head"])
-        'head'
-    """
-    if not sources:
-        return ""
-    first, last = parse_source(sources[0]), parse_source(sources[-1])
-    return last.removeprefix(first).removeprefix(".")
+    return [parse_source(source) for source, *_ in stack.values()]
 
 
 def when_abandoned(callback: Callable[[], None]) -> None:

@@ -137,9 +137,9 @@ def _like_first(op: Any, args: Args, kwargs: Kwargs, casts: Casts) -> Any:
 
 def _mixes(op: Any, args: Args, kwargs: Kwargs, casts: Casts) -> Any:
     """Casts weights to the dtype of the input, unless the kernel takes them as they are."""
-    dtype = args[0].dtype
-    taken = (dtype, torch.float32) if casts.mixes and dtype is not torch.float32 else (dtype,)
-    if all(not isinstance(value, Tensor) or value.dtype in taken for value in args):
+    given, *weights = (tensor.dtype for tensor in tensors_of(args))
+    stay = casts.mixes and given is not torch.float32 and set(weights) == {torch.float32}
+    if stay or set(weights) <= {given}:
         return op(*args, **kwargs)
     return _like_first(op, args, kwargs, casts)
 

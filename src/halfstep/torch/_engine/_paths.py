@@ -53,8 +53,11 @@ class Paths:
     def current(self) -> str:
         """Returns the path of the module that is running, or an empty text."""
         local = self._local
-        here = local.stack[-1] if local.stack else ""
-        return ".".join(part for part in (here, _tracing.module_path()) if part)
+        traced = _tracing.traced_modules()
+        if not local.stack:
+            return traced[-1].removeprefix(traced[0]).removeprefix(".") if traced else ""
+        here = local.stack[-1]
+        return _below(here, traced[-1], set(local.names.values())) if traced else here
 
     def position(self) -> Position:
         """Returns where this thread is, to be resumed later."""
@@ -131,6 +134,23 @@ class Paths:
             return
         if self._local.stack:
             self._local.stack.pop()
+
+
+def _below(here: str, traced: str, names: set[str]) -> str:
+    """Returns the path of a module in a graph that was called from the module `here`.
+
+    A graph names modules by the variables that hold them, so only the end of a name is sure.
+
+    Example:
+        >>> _below("encoder", "self.0.head", {"encoder", "encoder.head"})
+        'encoder.head'
+    """
+    parts = traced.split(".")
+    for start in range(len(parts)):
+        path = ".".join(part for part in (here, *parts[start:]) if part)
+        if path in names:
+            return path
+    return here
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
