@@ -1,7 +1,7 @@
 """How many bytes autograd keeps for the backward of a GPT, by rule set.
 
 Run `python benchmarks/saved.py`. A 4-block GPT of width 256 on 8 sequences of 256 bytes, with its
-softmax written out and with fused attention, in bfloat16. These are counts, the same on any machine.
+softmax written out and with fused attention, in bfloat16. Counts, the same on any machine.
 """
 
 import contextlib
