@@ -56,8 +56,6 @@ def traced_modules() -> list[str]:
 
     While a graph is captured the translator knows them; while it is lowered the node does.
     """
-    if not torch.compiler.is_compiling():
-        return []
     translator = _translator()
     stack = translator.nn_module_stack if translator else None
     stack = stack or fx_traceback.get_current_meta().get("nn_module_stack") or {}
