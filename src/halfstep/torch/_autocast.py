@@ -14,8 +14,9 @@ from halfstep.errors import RuleError, UsageError
 from halfstep.torch._devices import check_device, default_device
 from halfstep.torch._dtypes import checked, compute_dtype
 from halfstep.torch._engine import _state
+from halfstep.torch._engine._observe import Observer
 from halfstep.torch._engine._ops import overloads
-from halfstep.torch._explain import Explanation, Observer
+from halfstep.torch._explain import Explanation
 from halfstep.torch._private import autocast_devices, never_compile
 from halfstep.torch._tracing import constant, ready
 

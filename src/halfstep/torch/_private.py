@@ -22,7 +22,6 @@ _NEEDED = (
     "_dispatch_has_kernel_for_dispatch_key",
     "_dispatch_keyset_full_after",
     "_dispatch_tls_is_dispatch_key_excluded",
-    "_dispatch_tls_is_dispatch_key_included",
     "_dispatch_tls_set_dispatch_key_excluded",
     "_dispatch_tls_set_dispatch_key_included",
     "_get_privateuse1_backend_name",
@@ -74,11 +73,6 @@ def autocast_devices() -> list[str]:
 def without_autocast() -> Any:
     """Returns a guard in which no autocast kernel runs, neither PyTorch's nor ours."""
     return _Guard(_ALL)
-
-
-def region_is_visible() -> bool:
-    """Returns whether this thread's operations reach the kernels of the rules."""
-    return torch._C._dispatch_tls_is_dispatch_key_included(KEY)
 
 
 def show_region(visible: bool) -> None:

@@ -5,11 +5,11 @@ from typing import Any
 
 from halfstep.torch._dtypes import COMPUTE
 from halfstep.torch._engine._actions import Cache, Casts, Runner
+from halfstep.torch._engine._observe import CountingCache, Observer
 from halfstep.torch._engine._ops import Operation
 from halfstep.torch._engine._paths import PATHS
 from halfstep.torch._engine._tables import Table
 from halfstep.torch._engine._weights import NoCache
-from halfstep.torch._explain import CountingCache, Observer
 
 # Without a runner no rule speaks, and PyTorch's own rule must not either.
 Found = tuple[Runner | None, Casts]

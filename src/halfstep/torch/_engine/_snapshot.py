@@ -57,8 +57,8 @@ def snapshot(device_type: str, island: bool = False) -> Snapshot:
     enabled = torch.is_autocast_enabled(device_type) and not island
     for active in _state.actives():
         if active.device_type == device_type:
-            scope = active.table.scope
-            return Snapshot(device_type, dtype, enabled, scope.cached, str(scope.rules))
+            table = active.table
+            return Snapshot(device_type, dtype, enabled, table.scope.cached, table.rules_text)
     return Snapshot(device_type, dtype, enabled, False, "")
 
 

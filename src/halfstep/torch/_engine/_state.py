@@ -16,11 +16,11 @@ from halfstep.torch._dtypes import name_of
 from halfstep.torch._engine import _fingerprint
 from halfstep.torch._engine._active import Active
 from halfstep.torch._engine._kernels import Kernels
+from halfstep.torch._engine._observe import Observer
 from halfstep.torch._engine._ops import operations
 from halfstep.torch._engine._paths import PATHS
 from halfstep.torch._engine._tables import Scope, Table, table
 from halfstep.torch._engine._weights import WeightCache
-from halfstep.torch._explain import Observer
 from halfstep.torch._tracing import constant, in_graph, is_tracing, when_abandoned
 
 DEFAULT = str(Rules())
@@ -55,7 +55,7 @@ class _Local(threading.local):
     def in_dtype(self, active: Active, low: torch.dtype) -> Active:
         """Returns the same rules for another compute dtype."""
         scope = active.table.scope
-        return self.active(scope.cached, scope.device_type, low, str(scope.rules))
+        return self.active(scope.cached, scope.device_type, low, active.table.rules_text)
 
     def observed(self, observer: Observer, cached: bool, *where: Any) -> Active:
         """Returns the rules of a region in which everything is recorded."""

@@ -51,6 +51,7 @@ class Table:
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.text = _without_reasons(scope)
+        self.rules_text = str(scope.rules)
         self._is_pytorchs = scope.rules.base.startswith("torch-")
         self.operations = tuple(operations(scope.rules))
         where = [rule.where for rule in scope.rules.rows if rule.where]
