@@ -32,6 +32,7 @@ from halfstep.torch._scaling._settings import (
 from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord
 from halfstep.torch._scaling._surface import Surface
 from halfstep.torch._scaling._widening import narrow_gradients
+from halfstep.torch._telling import telling
 
 _WAYS: dict[bool, Scaling | PassThrough] = {True: Scaling(), False: PassThrough()}
 _NOT_SAVED = ("_clips", "_losses", "_per_optimizer_states", "_steps")
@@ -187,7 +188,8 @@ class GradScaler(Surface, torch.amp.GradScaler):
         Returns:
             What `optimizer.step` returned, or None for a skipped step.
         """
-        return self._way.step(self, optimizer, args, kwargs)
+        with telling():
+            return self._way.step(self, optimizer, args, kwargs)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Moves the scale on; belongs once at the end of an iteration, after every step.
