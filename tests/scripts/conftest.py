@@ -1,0 +1,3 @@
+"""The scripts here are run by tests, not collected as tests."""
+
+collect_ignore_glob = ["*"]
