@@ -18,7 +18,7 @@ def start(bad_gradient=1.0, factor=1.0):
 
 def test_a_record_that_waits_for_the_device():
     _, optimizer, scaler = start(torch.nan)
-    record = unknown_record(scaler, optimizer, torch.tensor(1.0))
+    record = unknown_record(scaler._facts(), optimizer, torch.tensor(1.0))
     assert not record.known
     assert (record.skipped, record.reason, record.scale) == (True, "gradients held nan", 8.0)
     assert record.nonfinite == (("weight", "nan"),)
@@ -27,13 +27,13 @@ def test_a_record_that_waits_for_the_device():
 
 def test_a_record_of_a_step_that_was_taken_after_all():
     _, optimizer, scaler = start()
-    record = unknown_record(scaler, optimizer, torch.tensor(0.0))
+    record = unknown_record(scaler._facts(), optimizer, torch.tensor(0.0))
     assert (record.skipped, record.reason, record.nonfinite) == (False, "", ())
 
 
 def test_a_record_of_a_bad_loss():
     _, optimizer, scaler = start(torch.nan, factor=torch.nan)
-    record = unknown_record(scaler, optimizer, torch.tensor(1.0))
+    record = unknown_record(scaler._facts(), optimizer, torch.tensor(1.0))
     assert (record.reason, record.loss_nonfinite) == ("the loss was not finite", True)
 
 
@@ -42,7 +42,7 @@ def test_a_record_of_a_bad_loss():
 )
 def test_gradients_that_are_gone_are_said_to_be_gone(change):
     parameter, optimizer, scaler = start(torch.inf)
-    record = unknown_record(scaler, optimizer, torch.tensor(1.0))
+    record = unknown_record(scaler._facts(), optimizer, torch.tensor(1.0))
     change(optimizer, parameter)
     assert "cleared or changed before anybody asked" in record.nonfinite[0][0]
     assert record.reason == "gradients were not finite"
@@ -50,7 +50,7 @@ def test_gradients_that_are_gone_are_said_to_be_gone(change):
 
 def test_a_record_keeps_no_optimizer_alive():
     parameter, optimizer, scaler = start(torch.inf)
-    record = unknown_record(scaler, optimizer, torch.tensor(1.0))
+    record = unknown_record(scaler._facts(), optimizer, torch.tensor(1.0))
     del parameter, optimizer
     gc.collect()
     assert record.nonfinite[0][1] == "unknown"

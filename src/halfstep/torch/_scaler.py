@@ -23,13 +23,14 @@ from halfstep.torch._scaling._master import Masters
 from halfstep.torch._scaling._modes import PassThrough, Scaling
 from halfstep.torch._scaling._optimizers import PerOptimizer
 from halfstep.torch._scaling._outputs import LossWatch
+from halfstep.torch._scaling._records import Facts
 from halfstep.torch._scaling._scale_cell import FLOAT32_MAX, ScaleCell
 from halfstep.torch._scaling._settings import (
     checked_limit,
     device_type,
     loss_scale,
 )
-from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord
+from halfstep.torch._scaling._steps import NOT_YET, History, Lazy, StepRecord
 from halfstep.torch._scaling._surface import Surface
 from halfstep.torch._scaling._widening import narrow_gradients
 from halfstep.torch._telling import telling
@@ -272,6 +273,16 @@ class GradScaler(Surface, torch.amp.GradScaler):
         if self._resumed and self._cell.scale is None:
             for gradient in gradients_of(optimizer)[:1]:
                 self._cell.start(gradient.device)
+
+    def _facts(self) -> Facts:
+        return Facts(self._names, self._scale_now(), self._losses.lazily())
+
+    def _scale_now(self) -> Lazy[float]:
+        known = self._cell.known_scale()
+        if known is not None:
+            return known
+        scale, _ = self._check_scale_growth_tracker("step")
+        return scale.detach().clone().item
 
     def _record(self, optimizer: Optimizer, record: StepRecord) -> None:
         self._last_step = self._steps[optimizer] = record

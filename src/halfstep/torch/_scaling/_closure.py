@@ -1,7 +1,7 @@
 """Optimizer steps that evaluate the loss themselves, by calling a closure."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +10,7 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from halfstep.torch._scaling._gradients import parameters_of
-from halfstep.torch._scaling._master import Masters, Swap
+from halfstep.torch._scaling._master import Swap
 from halfstep.torch._scaling._widening import narrow_gradients
 
 if TYPE_CHECKING:
@@ -76,21 +76,25 @@ class Evaluation:
 
 
 class Snapshot:
-    """The parameters, masters, state and settings of an optimizer as they were before a step.
+    """The parameters, state and settings of an optimizer as they were before a step.
+
+    Args:
+        optimizer: The optimizer.
+        others: More tensors that the step may change, such as masters.
 
     Example:
         >>> parameter = torch.nn.Parameter(torch.ones(2))
-        >>> snapshot = Snapshot(torch.optim.SGD([parameter]), Masters())
+        >>> snapshot = Snapshot(torch.optim.SGD([parameter]))
         >>> _ = parameter.data.zero_()
         >>> snapshot.restore()
         >>> parameter.tolist()
         [1.0, 1.0]
     """
 
-    def __init__(self, optimizer: Optimizer, masters: Masters) -> None:
+    def __init__(self, optimizer: Optimizer, others: Iterable[Tensor] = ()) -> None:
         self._optimizer = optimizer
         self._groups = [(group, _settings_of(group)) for group in optimizer.param_groups]
-        tensors: list[Tensor] = [*parameters_of(optimizer), *masters.kept(optimizer)]
+        tensors: list[Tensor] = [*parameters_of(optimizer), *others]
         for group, _ in self._groups:
             tensors += [value for value in group.values() if isinstance(value, Tensor)]
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]

@@ -42,12 +42,12 @@ def step_fused(
     late = _check(scaler, optimizer, state)
     founds = founds_of([state])
     if not founds:
-        finish(scaler, optimizer, skipped_record(scaler, optimizer, EMPTY))
+        finish(scaler, optimizer, skipped_record(scaler._facts(), optimizer, EMPTY))
         return None
     found = total([*founds, *late], scaler._cell.device)
     if _is_known_bad(optimizer, found):
         reason = LATE if late and not is_bad(state) else ""
-        finish(scaler, optimizer, skipped_record(scaler, optimizer, reason))
+        finish(scaler, optimizer, skipped_record(scaler._facts(), optimizer, reason))
         return None
     optimizer.grad_scale = _scale_for(scaler, optimizer, state)  # type: ignore[attr-defined]
     optimizer.found_inf = found  # type: ignore[attr-defined]
@@ -104,11 +104,11 @@ def _finish(scaler: "GradScaler", optimizer: Optimizer, found: Tensor) -> None:
     if not found.is_cpu:
         # Now, because the record will ask whether these are the gradients it knew.
         narrow_gradients(scaler._per_optimizer_states[id(optimizer)]["widened"])
-        record = unknown_record(scaler, optimizer, found)
+        record = unknown_record(scaler._facts(), optimizer, found)
     elif found.item():
-        record = skipped_record(scaler, optimizer)
+        record = skipped_record(scaler._facts(), optimizer)
     else:
-        record = taken_record(scaler)
+        record = taken_record(scaler._facts())
     finish(scaler, optimizer, record)
 
 
@@ -127,7 +127,7 @@ def _step_with_scaler(
     if founds:
         _finish(scaler, optimizer, total(founds, scaler._cell.device))
     else:
-        finish(scaler, optimizer, taken_record(scaler))
+        finish(scaler, optimizer, taken_record(scaler._facts()))
     return result
 
 

@@ -117,7 +117,7 @@ class ParameterNames:
     """Names of parameters for messages, without keeping a parameter alive.
 
     Args:
-        source: A module, or pairs of name and parameter, or None.
+        sources: Modules, pairs of name and parameter, or None.
 
     Example:
         >>> names = ParameterNames(nn.Linear(2, 2).named_parameters())
@@ -128,14 +128,15 @@ class ParameterNames:
 parameter, got ('scale', 3). Pass model.named_parameters().
     """
 
-    def __init__(self, source: nn.Module | Iterable[tuple[str, Tensor]] | None) -> None:
-        self._module = weakref.ref(source) if isinstance(source, nn.Module) else None
-        given = () if source is None or isinstance(source, nn.Module) else source
-        self._pairs = [(_name(pair), TensorWeakRef(pair[1])) for pair in given]
+    def __init__(self, *sources: nn.Module | Iterable[tuple[str, Tensor]] | None) -> None:
+        modules = [each for each in sources if isinstance(each, nn.Module)]
+        others = [each for each in sources if each is not None and not isinstance(each, nn.Module)]
+        self._modules = [weakref.ref(each) for each in modules]
+        self._pairs = [(_name(pair), TensorWeakRef(pair[1])) for each in others for pair in each]
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The parameters belong to another object; a copy is given its own names.
-        return ParameterNames, (None,)
+        return ParameterNames, ()
 
     def of(self, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
         """Returns name and parameter of everything that the optimizer trains."""
@@ -147,9 +148,9 @@ parameter, got ('scale', 3). Pass model.named_parameters().
                 yield name or _place(number, place, parameter), parameter
 
     def _known(self) -> dict[int, str]:
-        module = self._module() if self._module else None
-        alive = [(name, ref()) for name, ref in self._pairs]
-        pairs = alive if module is None else module.named_parameters()
+        pairs = [(name, ref()) for name, ref in self._pairs]
+        for module in filter(None, (ref() for ref in self._modules)):
+            pairs += module.named_parameters()
         return {id(parameter): name for name, parameter in pairs if parameter is not None}
 
 

@@ -147,7 +147,7 @@ class Scaling:
         if self._is_refused(scaler, optimizer, state):
             return None
         result = scaler._maybe_opt_step(optimizer, state, *args, **kwargs)
-        finish(scaler, optimizer, taken_record(scaler))
+        finish(scaler, optimizer, taken_record(scaler._facts()))
         return result
 
     def _is_refused(self, scaler: "GradScaler", optimizer: Optimizer, state: State) -> bool:
@@ -157,7 +157,7 @@ class Scaling:
             scaler.unscale_(optimizer)
         reason = why_refused(scaler, optimizer, state)
         if reason is not None:
-            finish(scaler, optimizer, skipped_record(scaler, optimizer, reason))
+            finish(scaler, optimizer, skipped_record(scaler._facts(), optimizer, reason))
         return reason is not None
 
     def _step_closure(
@@ -168,7 +168,7 @@ class Scaling:
         scaled = scaler._scale_calls > 0 or state["stage"] is OptState.UNSCALED
         if scaled and gradients_of(optimizer) and self._is_refused(scaler, optimizer, state):
             return None
-        snapshot = Snapshot(optimizer, scaler._masters)
+        snapshot = Snapshot(optimizer, scaler._masters.kept(optimizer))
         try:
             with scaler._masters.step(optimizer) as swap:
                 evaluation = Evaluation(scaler, optimizer, closure_of(args, kwargs), swap)
@@ -176,11 +176,11 @@ class Scaling:
                 result = optimizer.step(*args, **kwargs)
         except NonFiniteEvaluationError:
             snapshot.restore()
-            finish(scaler, optimizer, skipped_record(scaler, optimizer))
+            finish(scaler, optimizer, skipped_record(scaler._facts(), optimizer))
             # Else the next step would find these gradients, and be skipped for them.
             optimizer.zero_grad()
             return None
-        finish(scaler, optimizer, taken_record(scaler))
+        finish(scaler, optimizer, taken_record(scaler._facts()))
         return result
 
     @_not_compiled
