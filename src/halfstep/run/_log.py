@@ -1,5 +1,6 @@
 """Collects the messages of one run into its result."""
 
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +23,8 @@ class RunLog:
 
     def __init__(self, policy: str, seed: int) -> None:
         self._values: dict[str, Any] = {"policy": policy, "seed": seed}
-        self._losses: list[float] = []
-        self._step_seconds: list[float] = []
+        self._losses = array("d")
+        self._step_seconds = array("d")
         self._skipped: list[Skip] = []
         self._metrics: list[MetricValue] = []
         self._readers: dict[str, Callable[..., None]] = {
@@ -66,8 +67,8 @@ class RunLog:
         skipped: list[tuple[int, str]],
         **values: Any,
     ) -> None:
-        self._losses += losses
-        self._step_seconds += step_seconds
+        self._losses.extend(losses)
+        self._step_seconds.extend(step_seconds)
         self._skipped += [Skip(*each) for each in skipped]
         self._values |= values
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,8 +14,8 @@ class SavedBytes(Protocol):
     """What `saved_bytes()` hands over."""
 
     @property
-    def bytes(self) -> int:
-        """The count, known once the block has ended."""
+    def bytes(self) -> int | None:
+        """The count, known once the block has ended; None if it had to be given up."""
 
 
 class Probe(Protocol):
@@ -23,6 +23,15 @@ class Probe(Protocol):
 
     def seed(self, seed: int) -> None:
         """Seeds the framework's random generators."""
+
+    def watch(self) -> Callable[[], None]:
+        """Makes scripts that do not use halfstep visible, and returns what ends it."""
+
+    def set_policy(self, policy: str) -> None:
+        """Lets scripts that do not use halfstep train under a policy."""
+
+    def choose_policy(self, use: Callable[[str], None]) -> None:
+        """Calls `use` with the policy that suits the device, each time that this changes."""
 
     def snapshot(self, value: Any) -> Any:
         """Returns a value that later changes in place do not reach, without waiting for it."""
@@ -53,6 +62,16 @@ class NoProbe:
     """The probe where no framework is installed: Python floats, on the CPU."""
 
     def seed(self, seed: int) -> None:
+        """Does nothing."""
+
+    def watch(self) -> Callable[[], None]:
+        """Watches nothing."""
+        return lambda: None
+
+    def set_policy(self, policy: str) -> None:
+        """Does nothing."""
+
+    def choose_policy(self, use: Callable[[str], None]) -> None:
         """Does nothing."""
 
     def snapshot(self, value: Any) -> Any:
@@ -87,12 +106,10 @@ class NoProbe:
         return {}
 
 
-def installed_probe() -> Probe:
-    """Returns the probe of the framework that is installed."""
-    try:
-        from halfstep.torch._measure import Probe as TorchProbe
-    except ImportError:
-        return NoProbe()
+def torch_probe() -> Probe:
+    """Returns the probe of PyTorch."""
+    from halfstep.torch._measure import Probe as TorchProbe
+
     return TorchProbe()
 
 

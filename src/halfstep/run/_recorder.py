@@ -1,6 +1,7 @@
 """Turns the events of a training script into the messages that the parent reads."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,7 @@ class Recorder:
     ) -> None:
         self._probe, self._send, self._clock = probe, send, clock
         self._handlers: dict[str, Callable[..., None]] = {
+            "backward": self._on_backward,
             "loss": self._on_loss,
             "step": self._on_step,
             "update": self._on_update,
@@ -38,21 +40,35 @@ class Recorder:
         self._records: list[tuple[int, Any]] = []
         self._marks: list[Any] = []
         self._scale: Any = None
-        self._updates = self._attempts = 0
+        self._updates = self._attempts = self._backwards = 0
+        self._from_scaler = False
         self._scalers: list[int | None] = []
         self._counting = contextlib.ExitStack()
         self._counted: SavedBytes | None = None
+        self._counting_thread = 0
         self._flushed = clock()
+        self._lock = threading.RLock()  # a script may train in several threads
+
+    def use(self, probe: Probe) -> None:
+        """Lets another probe measure from now on: a framework was imported."""
+        with self._lock:
+            self.flush()
+            self._probe, self._marks = probe, []
 
     def __call__(self, event: str, values: dict[str, Any]) -> None:
         """Takes one event."""
-        if event in self._handlers:
-            self._handlers[event](**values)
-        if self._clock() - self._flushed >= _PERIOD_SECONDS:
-            self.flush()
+        with self._lock:
+            if event in self._handlers:
+                self._handlers[event](**values)
+            if self._clock() - self._flushed >= _PERIOD_SECONDS:
+                self.flush()
 
     def flush(self) -> None:
         """Sends what came since the last time."""
+        with self._lock:
+            self._flush()
+
+    def _flush(self) -> None:
         self._send(
             {
                 "kind": "batch",
@@ -61,6 +77,7 @@ class Recorder:
                 "skipped": [[step, each.reason] for step, each in self._records if each.skipped],
                 "steps": self._updates,
                 "optimizer_steps": self._attempts,
+                "backwards": self._backwards,
                 "scalers": len(self._scalers),
                 "scale": None if self._scale is None else self._probe.floats([self._scale])[0],
             }
@@ -68,7 +85,14 @@ class Recorder:
         self._losses, self._records, self._marks = [], [], self._marks[-1:]
         self._flushed = self._clock()
 
-    def _on_loss(self, value: Any) -> None:
+    def _on_backward(self) -> None:
+        self._backwards += 1
+
+    def _on_loss(self, value: Any, source: str = "") -> None:
+        """Keeps a loss; once a scaler tells of losses, backward starts from scaled ones."""
+        if source == "backward" and self._from_scaler:
+            return
+        self._from_scaler = source != "backward"
         self._losses.append(self._probe.snapshot(value))
 
     def _on_step(self, record: Any) -> None:
@@ -95,10 +119,12 @@ class Recorder:
     def _count_saved_bytes(self) -> None:
         """Counts during the second step: the first one also makes what all later steps share."""
         if self._updates == 1:
+            self._counting_thread = threading.get_ident()
             self._counted = self._counting.enter_context(self._probe.saved_bytes())
-        elif self._updates == 2:
+        # Another thread could not end it: what is saved is counted for one thread.
+        elif self._updates == 2 and self._counting_thread == threading.get_ident():
             self._counting.close()
-            if self._counted is not None:
+            if self._counted is not None and self._counted.bytes is not None:
                 self._send(
                     {"kind": "saved", "saved_bytes": self._counted.bytes, "measured_step": 0}
                 )

@@ -36,11 +36,13 @@ class RunResult:
         seed: What the random generators were seeded with.
         exit_code: What the process returned; negative is the signal that ended it.
         error: Why the run failed, "" where it did not.
-        steps: How often `scaler.update()` was called, on the first scaler where there are several.
-        optimizer_steps: How often `scaler.step()` was called, on all of them.
-        scalers: How many GradScalers the script updated.
-        losses: Each loss that was scaled, in order.
-        step_seconds: The time from each step's `update` to the next one.
+        steps: How often the optimizer stepped, or `scaler.update()` of halfstep was called; the
+            first one's where there are several.
+        optimizer_steps: How often any optimizer was to step, skipped steps too.
+        scalers: How many optimizers, or GradScalers of halfstep, took steps.
+        backwards: How many backward passes were seen; none of scripts that only tell of losses.
+        losses: Each loss that was scaled, or else that backward started from, in order.
+        step_seconds: The time from each step to the next one.
         measured_step: The index in `step_seconds` of the step in which the bytes saved for
             backward were counted, which is slower for it; -1 where none was.
         skipped: The optimizer steps that were not applied.
@@ -62,6 +64,7 @@ class RunResult:
     steps: int = 0
     optimizer_steps: int = 0
     scalers: int = 0
+    backwards: int = 0
     losses: tuple[float, ...] = ()
     step_seconds: tuple[float, ...] = ()
     measured_step: int = -1

@@ -1,14 +1,25 @@
 """What a comparison of runs asks of PyTorch: seeds, times, memory."""
 
 import contextlib
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from halfstep.torch._saved import SavedBytes, saved_bytes
+from halfstep.torch._patches import Undo, replace
+from halfstep.torch._saved import saved_bytes
+from halfstep.torch._watch import watch
+
+_FAST_FLOAT16 = (7, 0)  # the first CUDA devices with tensor cores
+
+
+class Saved:
+    """The bytes kept for backward within a block, None if they could not be counted to its end."""
+
+    bytes: int | None = None
 
 
 class Probe:
@@ -26,6 +37,25 @@ class Probe:
     def seed(self, seed: int) -> None:
         """Seeds the generators of every device."""
         torch.manual_seed(seed)
+
+    def watch(self) -> Undo:
+        """Makes scripts that do not use halfstep visible, and returns what ends it."""
+        return watch()
+
+    def set_policy(self, policy: str) -> None:
+        """Makes every model of this process train under a policy; `float32` changes nothing."""
+        from halfstep.torch import set_global_policy
+
+        set_global_policy(policy)
+
+    def choose_policy(self, use: Callable[[str], None]) -> None:
+        """Calls `use` with bfloat16's policy, and with float16's once CUDA is in use and fast.
+
+        CUDA is not asked before the script starts it: that would fix what the script may still
+        choose, such as the devices it sees.
+        """
+        use("mixed_bfloat16")
+        torch.cuda._lazy_call(lambda: _has_fast_float16() and use("mixed_float16"))
 
     def snapshot(self, value: Any) -> Any:
         """Returns a detached copy of a tensor, and anything else as it is.
@@ -58,9 +88,29 @@ class Probe:
             return [a.elapsed_time(b) / 1e3 for a, b in pairwise(events)]
         return [after - before for before, after in pairwise(marks)]
 
-    def saved_bytes(self) -> contextlib.AbstractContextManager[SavedBytes]:
-        """Counts the bytes kept for backward within the block."""
-        return saved_bytes()
+    @contextlib.contextmanager
+    def saved_bytes(self) -> Iterator[Saved]:
+        """Counts the bytes kept for backward within the block.
+
+        `torch.vmap` and others cannot run while they are counted, so the count is then given up.
+        """
+        result, thread = Saved(), threading.get_ident()
+        with contextlib.ExitStack() as counting:
+            counted = counting.enter_context(saved_bytes())
+
+            def make_way(disable: Callable[[str], None], message: str) -> None:
+                if threading.get_ident() == thread:
+                    counting.close()
+                    nonlocal counted
+                    counted = None
+                disable(message)
+
+            undo = replace(torch._C._autograd, "_saved_tensors_hooks_disable", make_way)
+            try:
+                yield result
+            finally:
+                undo()
+            result.bytes = counted.bytes if counted else None
 
     def peak_memory(self) -> tuple[int, str] | None:
         """Returns the most bytes that PyTorch held on all CUDA devices, None without CUDA."""
@@ -76,6 +126,10 @@ class Probe:
     def versions(self) -> dict[str, str]:
         """Returns PyTorch's version."""
         return {"torch": str(torch.__version__)}
+
+
+def _has_fast_float16() -> bool:
+    return torch.version.hip is not None or torch.cuda.get_device_capability() >= _FAST_FLOAT16
 
 
 def _read(tensors: Sequence[torch.Tensor]) -> list[float]:

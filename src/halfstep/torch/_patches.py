@@ -1,0 +1,92 @@
+"""Changes of PyTorch that last while somebody wants them, and leave no trace afterwards."""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+Undo = Callable[[], None]
+
+
+def replace(owner: Any, name: str, around: Callable[..., Any]) -> Undo:
+    """Lets every call of `owner.name(...)` become `around(original, ...)`.
+
+    Returns:
+        What undoes it. If somebody else has replaced the function since, what they call stays,
+        and does what the original does.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> owner = SimpleNamespace(double=lambda x: 2 * x)
+        >>> undo = replace(owner, "double", lambda original, x: original(x) + 1)
+        >>> owner.double(3)
+        7
+        >>> undo()
+        >>> owner.double(3)
+        6
+    """
+    original = getattr(owner, name)
+    active = True
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs) if active else original(*args, **kwargs)
+
+    compile_only_callees(wrapper)
+
+    def undo() -> None:
+        nonlocal active
+        active = False
+        if getattr(owner, name) is wrapper:
+            setattr(owner, name, original)
+
+    setattr(owner, name, wrapper)
+    return undo
+
+
+def compile_only_callees(function: Callable[..., Any]) -> None:
+    """Lets `torch.compile` treat what a function calls as if that were called directly."""
+    frames = torch._C._dynamo.eval_frame
+    strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+    frames.set_code_exec_strategy(function.__code__, strategy)  # type: ignore[attr-defined]
+
+
+class Shared:
+    """Something that is switched on once, however many want it, and off with the last of them.
+
+    Args:
+        install: Yields, for each change that it makes, what undoes it.
+
+    Example:
+        >>> shared = Shared(lambda: iter([lambda: print("off")]))
+        >>> first, second = shared.open(), shared.open()
+        >>> first()
+        >>> first()
+        >>> second()
+        off
+    """
+
+    def __init__(self, install: Callable[[], Iterator[Undo]]) -> None:
+        self._install = install
+        self._lock = threading.Lock()
+        self._wanted: set[object] = set()
+        self._undo: list[Undo] = []
+
+    def open(self) -> Undo:
+        """Switches it on and returns what says that it is no longer wanted."""
+        token = object()
+        with self._lock:
+            if not self._wanted:
+                self._undo = list(self._install())
+            self._wanted.add(token)
+        return lambda: self._close(token)
+
+    def _close(self, token: object) -> None:
+        with self._lock:
+            if token not in self._wanted:
+                return
+            self._wanted.remove(token)
+            while not self._wanted and self._undo:
+                self._undo.pop()()
