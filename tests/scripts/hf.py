@@ -55,7 +55,7 @@ def main():
     parser.add_argument("--accumulation", type=int, default=2, help="batches per update")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--log-interval", type=int, default=10)
+    parser.add_argument("--log-interval", type=int, default=1)
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     model = {"gpt2": gpt2, "llama": llama}[args.model](args.length, args.attention)

@@ -84,7 +84,7 @@ def main():
     parser.add_argument("--tied", action="store_true")
     parser.add_argument("--by-hand", action="store_true", help="update without an optimizer")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--log-interval", type=int, default=10)
+    parser.add_argument("--log-interval", type=int, default=1)
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     train_data = batchify("argparse.py", args.length, 16)
