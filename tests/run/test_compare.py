@@ -229,7 +229,7 @@ def test_a_daemon_that_keeps_the_pipes_open_is_not_waited_for(tmp_path):
         (
             {"policies": ["float32", "compute_dtype=float64"]},
             UsageError,
-            "compare needs policies with compute_dtype float32, bfloat16, float16, got "
+            "compare needs a policy with compute_dtype float32, bfloat16, float16, got "
             "'compute_dtype=float64'. Write --policy float32 for the most precise one.",
         ),
         (

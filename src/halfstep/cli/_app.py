@@ -1,20 +1,26 @@
 """The command `halfstep` and what all its subcommands share."""
 
+import contextlib
 import io
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any
 
 import typer
 
 from halfstep import __version__
 from halfstep.cli._compare import INTERRUPTED, compare
 from halfstep.cli._rules import rules
-from halfstep.errors import HalfstepError
+from halfstep.cli._run import SETTINGS, run
+from halfstep.errors import HalfstepError, UsageError
 
 _USAGE = 2
 # The error of the parser itself; typer exports only this child of it.
 _ParserError: type[Exception] = typer.BadParameter.__bases__[0]
+_OWN_OPTIONS = {
+    "compare": "The script's own options go after --: halfstep compare SCRIPT -- ...",
+    "run": "The script's own options go after the script: halfstep run SCRIPT ...",
+}
 
 app = typer.Typer(
     add_completion=False,
@@ -24,6 +30,7 @@ app = typer.Typer(
 )
 app.command()(compare)
 app.command()(rules)
+app.command(context_settings=SETTINGS)(run)
 
 
 def _show_version(wanted: bool) -> None:
@@ -53,24 +60,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
         halfstep ...
         0
     """
-    _accept_any_encoding()
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    with _any_encoding():
+        result = _answer(lambda: app(given, prog_name="halfstep", standalone_mode=False))
+    if callable(result):  # a script, whose errors are not ours to catch
+        return _run_script(result)
+    return _complain("interrupted", result) if result == INTERRUPTED else int(result)
+
+
+def _answer(command: Callable[[], Any]) -> Any:
+    """Returns what a command returns, 0 for nothing, or the code of its error."""
     try:
-        code = int(app(given, prog_name="halfstep", standalone_mode=False) or 0)
-        return _complain("interrupted", code) if code == INTERRUPTED else code
+        return command() or 0
     except HalfstepError as error:
         return _complain(str(error), _USAGE)
     except _ParserError as error:
         return _complain(_explain(error), _USAGE)
     except (KeyboardInterrupt, typer.Abort):
-        return _complain("interrupted", INTERRUPTED)
+        return INTERRUPTED
 
 
-def _accept_any_encoding() -> None:
+def _run_script(load: Callable[[], Callable[[], None]]) -> int:
+    try:
+        script = load()
+    except UsageError as error:
+        return _complain(str(error), _USAGE)
+    script()
+    return 0
+
+
+@contextlib.contextmanager
+def _any_encoding() -> Iterator[None]:
     """Lets a terminal without Unicode show escapes instead of ending a long job with an error."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    streams = [each for each in (sys.stdout, sys.stderr) if isinstance(each, io.TextIOWrapper)]
+    before = [stream.errors for stream in streams]
+    for stream in streams:
+        stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        for stream, errors in zip(streams, before, strict=True):
+            stream.reconfigure(errors=errors)
 
 
 def _complain(message: str, code: int) -> int:
@@ -82,6 +112,7 @@ def _explain(error: Exception) -> str:
     """Returns the parser's message, with the advice that fits a script's own option."""
     message = getattr(error, "format_message", lambda: str(error))()
     command = getattr(getattr(error, "ctx", None), "info_name", "")
-    if type(error).__name__ == "NoSuchOption" and command == "compare":
-        return f"{message}. The script's own options go after --: halfstep compare SCRIPT -- ..."
+    advice = _OWN_OPTIONS.get(command)
+    if type(error).__name__ == "NoSuchOption" and advice:
+        return f"{message}. {advice}"
     return str(message)

@@ -24,6 +24,7 @@ from halfstep.run import (
     summarise,
     table_rows,
     verdict,
+    why_untrained,
     write_json,
 )
 
@@ -34,11 +35,16 @@ INTERRUPTED = 130
 
 
 def compare(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python training script.")],
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="A Python training script, or with -m a module.")
+    ],
     args: Annotated[
         list[str] | None,
         typer.Argument(metavar="-- ARGS", help="The script's own arguments, after --."),
     ] = None,
+    module: Annotated[
+        bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")
+    ] = False,
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -67,10 +73,12 @@ def compare(
 ) -> int:
     """Run a training script once per policy and show the results side by side.
 
-    The script trains with halfstep.torch.autocast and halfstep.torch.GradScaler; the policy comes
-    from this command, whatever the script passes to them.
+    Any PyTorch script will do. The policy comes from this command, whatever the script passes to
+    halfstep.torch.autocast and halfstep.torch.GradScaler, if it uses them.
     """
-    comparison = Comparison.of(script, args or (), policy or (), seeds=seeds, seed=seed)
+    comparison = Comparison.of(
+        script, args or (), policy or (), seeds=seeds, seed=seed, module=module
+    )
     if json:
         check_writable(json)
     runs = _run(comparison, verbose)
@@ -160,8 +168,8 @@ def _scalers(summaries: Sequence[Summary]) -> str:
     if count < 2:
         return ""
     return (
-        f"{count} GradScalers: steps/s, saved for backward and last scale are those of the one "
-        "that is updated first, skipped is that of all; "
+        f"{count} optimizers or GradScalers: steps/s, saved for backward and last scale are those "
+        "of the one that steps first, skipped is that of all; "
     )
 
 
@@ -186,11 +194,5 @@ def _show_failure(console: Console, alike: Sequence[RunResult], *, of: int) -> N
 
 
 def _nothing_trained(script: str, runs: Sequence[RunResult]) -> str:
-    seen = "losses were scaled, but scaler.update() was never called"
-    if not any(run.losses for run in runs):
-        seen = "no GradScaler of halfstep.torch was used"
-    return (
-        f"halfstep: nothing was trained in {script}: {seen}. compare needs a script that imports "
-        "autocast and GradScaler from halfstep.torch and calls scaler.scale(loss), "
-        "scaler.step(optimizer) and scaler.update() in each step."
-    )
+    run = next(run for run in runs if not run.failed)
+    return f"halfstep: nothing was trained in {script}: {why_untrained(run)}."

@@ -18,3 +18,8 @@ def progress() -> Console:
     """Returns the console for progress, which is rewritten in place on a terminal only."""
     interactive = None if sys.stderr.isatty() else False
     return Console(stderr=True, highlight=False, force_interactive=interactive)
+
+
+def messages() -> Console:
+    """Returns the console for what is said beside the results of somebody else."""
+    return output(to_stderr=True)

@@ -1,10 +1,13 @@
-"""Runs a training script, once per policy and seed, and says how the runs compare."""
+"""Runs training scripts: one as it is, or once per policy and seed to say how the runs compare."""
 
 from halfstep.run._cells import table_rows
-from halfstep.run._compare import DEFAULT_POLICIES, Comparison, Watcher, run_all
-from halfstep.run._document import check_writable, document, is_stdout, write_json
+from halfstep.run._compare import DEFAULT_POLICIES, Comparison, Watcher, run_all, runnable_policy
+from halfstep.run._document import check_writable, document, is_stdout, run_document, write_json
+from halfstep.run._here import load_here
 from halfstep.run._runs import MetricValue, RunResult, Skip
+from halfstep.run._script import Script
 from halfstep.run._summary import Summary, summarise
+from halfstep.run._untrained import why_untrained
 from halfstep.run._verdict import verdict
 
 __all__ = [
@@ -12,15 +15,20 @@ __all__ = [
     "Comparison",
     "MetricValue",
     "RunResult",
+    "Script",
     "Skip",
     "Summary",
     "Watcher",
     "check_writable",
     "document",
     "is_stdout",
+    "load_here",
     "run_all",
+    "run_document",
+    "runnable_policy",
     "summarise",
     "table_rows",
     "verdict",
+    "why_untrained",
     "write_json",
 ]

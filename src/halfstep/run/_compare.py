@@ -5,15 +5,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from signal import SIGKILL
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from halfstep.core import Policy
 from halfstep.errors import UsageError
 from halfstep.run._log import RunLog
 from halfstep.run._process import run_process
 from halfstep.run._runs import RunResult, ending_text
+from halfstep.run._script import Script
 from halfstep.run._stdin import SharedInput
 
 DEFAULT_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
@@ -44,16 +44,18 @@ class Comparison:
     """Which runs to make.
 
     Args:
-        script: The Python file, as the user wrote it.
+        script: The Python file or the module, as the user wrote it.
         args: The script's own arguments.
         policies: The texts of the policies, the one that the others are compared with first.
         seeds: The seeds.
+        module: Whether `script` names a module.
     """
 
     script: str
     args: tuple[str, ...]
     policies: tuple[str, ...]
     seeds: tuple[int, ...]
+    module: bool = False
 
     @classmethod
     def of(
@@ -64,21 +66,23 @@ class Comparison:
         *,
         seeds: int = 1,
         seed: int = 0,
+        module: bool = False,
     ) -> Self:
         """Returns the comparison that a command line asks for, or says what is wrong with it.
 
         Args:
-            script: The path of the Python file.
+            script: The path of the Python file, or the name of the module.
             args: The script's own arguments.
             policies: The texts of the policies; none stands for the default ones.
             seeds: How many seeds.
             seed: The first of them.
+            module: Whether `script` names a module.
         """
-        _check_script(script)
+        Script(script, module=module).check("compare")
         _check_seeds(seeds, seed)
         texts = tuple(text.strip() for text in policies or DEFAULT_POLICIES)
         _check_policies(texts)
-        return cls(script, tuple(args), texts, tuple(range(seed, seed + seeds)))
+        return cls(script, tuple(args), texts, tuple(range(seed, seed + seeds)), module)
 
     @property
     def plan(self) -> tuple[tuple[str, int], ...]:
@@ -96,7 +100,12 @@ def run_all(comparison: Comparison, watcher: Watcher) -> Iterator[RunResult]:
 def _run(comparison: Comparison, index: int, stdin: SharedInput, watcher: Watcher) -> RunResult:
     policy, seed = comparison.plan[index]
     log, kept = RunLog(policy, seed), deque[str](maxlen=_KEPT_LINES)
-    job = {"script": comparison.script, "args": comparison.args, "policy": policy, "seed": seed}
+    job: dict[str, Any] = {
+        "script": comparison.script,
+        "args": comparison.args,
+        "module": comparison.module,
+    }
+    job |= {"policy": policy, "seed": seed}
     watcher.start(index)
     started = time.monotonic()
     exit_code = run_process(
@@ -128,20 +137,6 @@ def _explain(exit_code: int, output: Sequence[str]) -> str:
     return "\n".join([*output, f"The process {verb} {ending_text(exit_code)}.{hint}"])
 
 
-def _check_script(script: str) -> None:
-    path = Path(script)
-    if not path.exists():
-        raise UsageError(
-            f"compare needs the path of a Python script, got {script!r}, which does not exist. "
-            f"Check the path; the working directory is {Path.cwd()}."
-        )
-    if not path.is_file():
-        raise UsageError(
-            f"compare needs a Python file, got {script!r}, which is not a file. "
-            f"Name the script itself, such as {path / 'train.py'}."
-        )
-
-
 def _check_seeds(seeds: int, seed: int) -> None:
     if seeds < 1:
         raise UsageError(
@@ -157,8 +152,7 @@ def _check_seeds(seeds: int, seed: int) -> None:
 def _check_policies(texts: Sequence[str]) -> None:
     seen: dict[Policy, str] = {}
     for text in texts:
-        policy = Policy.parse(text)
-        _check_runnable(text, policy)
+        policy = runnable_policy(text, "compare")
         if policy in seen:
             raise UsageError(
                 f"compare needs different policies, got {seen[policy]!r} and {text!r}, "
@@ -167,9 +161,17 @@ def _check_policies(texts: Sequence[str]) -> None:
         seen[policy] = text
 
 
-def _check_runnable(text: str, policy: Policy) -> None:
+def runnable_policy(text: str, command: str) -> Policy:
+    """Returns the policy of a text, or says why nothing can be trained under it.
+
+    Args:
+        text: What the user wrote.
+        command: Who says so.
+    """
+    policy = Policy.parse(text)
     if policy.compute_dtype not in _RUNNABLE:
         raise UsageError(
-            f"compare needs policies with compute_dtype {', '.join(_RUNNABLE)}, got {text!r}. "
+            f"{command} needs a policy with compute_dtype {', '.join(_RUNNABLE)}, got {text!r}. "
             "Write --policy float32 for the most precise one."
         )
+    return policy

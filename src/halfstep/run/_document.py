@@ -1,4 +1,4 @@
-"""A comparison as a JSON file."""
+"""A comparison, or one run, as a JSON file."""
 
 import json
 import os
@@ -13,10 +13,12 @@ from halfstep.core import Policy
 from halfstep.errors import UsageError
 from halfstep.run._compare import Comparison
 from halfstep.run._runs import RunResult
+from halfstep.run._script import Script
 from halfstep.run._summary import Summary, summarise
 from halfstep.run._verdict import verdict
 
 _FORMAT = "halfstep-compare-1"
+_RUN_FORMAT = "halfstep-run-1"
 _STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 _SYSTEM_FOLDERS = ("/dev/fd/", "/dev/stderr", "/proc/")
 
@@ -28,9 +30,22 @@ def document(comparison: Comparison, runs: Sequence[RunResult]) -> dict[str, Any
         "format": _FORMAT,
         "halfstep": __version__,
         "script": comparison.script,
+        "module": comparison.module,
         "args": list(comparison.args),
         "policies": [_policy(summaries[0], each) for each in summaries],
         "runs": [run.to_dict() for run in runs],
+    }
+
+
+def run_document(script: Script, run: RunResult) -> dict[str, Any]:
+    """Returns everything that is known about one run, as JSON types."""
+    return {
+        "format": _RUN_FORMAT,
+        "halfstep": __version__,
+        "script": script.name,
+        "module": script.module,
+        "args": list(script.args),
+        "run": run.to_dict(),
     }
 
 

@@ -10,11 +10,12 @@ class Job:
     """One script, one policy, one seed.
 
     Args:
-        script: The script as the user wrote it, for `sys.argv[0]`.
+        script: The script as the user wrote it, for `sys.argv[0]`, or the name of a module.
         args: What follows it in `sys.argv`.
         policy: The policy's text.
         seed: What the random generators are seeded with.
         events_fd: The file descriptor that the run writes its events to.
+        module: Whether `script` names a module.
     """
 
     script: str
@@ -22,6 +23,7 @@ class Job:
     policy: str
     seed: int
     events_fd: int
+    module: bool = False
 
     def to_text(self) -> str:
         """Returns the job as one command-line argument."""

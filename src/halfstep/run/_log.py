@@ -12,7 +12,7 @@ class RunLog:
 
     Args:
         policy: The policy's text.
-        seed: The run's seed.
+        seed: The run's seed, if it has one.
 
     Example:
         >>> log = RunLog("float32", 0)
@@ -21,7 +21,7 @@ class RunLog:
         {'accuracy': 0.5}
     """
 
-    def __init__(self, policy: str, seed: int) -> None:
+    def __init__(self, policy: str, seed: int | None = None) -> None:
         self._values: dict[str, Any] = {"policy": policy, "seed": seed}
         self._losses = array("d")
         self._step_seconds = array("d")

@@ -33,7 +33,7 @@ class RunResult:
 
     Args:
         policy: The policy's text, as the user wrote it.
-        seed: What the random generators were seeded with.
+        seed: What the random generators were seeded with, None where they were left alone.
         exit_code: What the process returned; negative is the signal that ended it.
         error: Why the run failed, "" where it did not.
         steps: How often the optimizer stepped, or `scaler.update()` of halfstep was called; the
@@ -58,7 +58,7 @@ class RunResult:
     """
 
     policy: str
-    seed: int
+    seed: int | None = None
     exit_code: int = 0
     error: str = ""
     steps: int = 0

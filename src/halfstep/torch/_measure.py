@@ -20,6 +20,7 @@ class Saved:
     """The bytes kept for backward within a block, None if they could not be counted to its end."""
 
     bytes: int | None = None
+    given_up = False
 
 
 class Probe:
@@ -55,7 +56,7 @@ class Probe:
         choose, such as the devices it sees.
         """
         use("mixed_bfloat16")
-        torch.cuda._lazy_call(lambda: _has_fast_float16() and use("mixed_float16"))
+        torch.cuda._lazy_call(lambda: use(_suitable_for_cuda()))
 
     def snapshot(self, value: Any) -> Any:
         """Returns a detached copy of a tensor, and anything else as it is.
@@ -95,22 +96,22 @@ class Probe:
         `torch.vmap` and others cannot run while they are counted, so the count is then given up.
         """
         result, thread = Saved(), threading.get_ident()
-        with contextlib.ExitStack() as counting:
+        counting = contextlib.ExitStack()
+
+        def make_way(disable: Callable[[str], None], message: str) -> None:
+            if threading.get_ident() == thread:
+                counting.close()
+                result.given_up = True
+            disable(message)
+
+        undo = replace(torch._C._autograd, "_saved_tensors_hooks_disable", make_way)
+        with counting:
             counted = counting.enter_context(saved_bytes())
-
-            def make_way(disable: Callable[[str], None], message: str) -> None:
-                if threading.get_ident() == thread:
-                    counting.close()
-                    nonlocal counted
-                    counted = None
-                disable(message)
-
-            undo = replace(torch._C._autograd, "_saved_tensors_hooks_disable", make_way)
             try:
                 yield result
             finally:
                 undo()
-            result.bytes = counted.bytes if counted else None
+        result.bytes = None if result.given_up else counted.bytes
 
     def peak_memory(self) -> tuple[int, str] | None:
         """Returns the most bytes that PyTorch held on all CUDA devices, None without CUDA."""
@@ -128,8 +129,9 @@ class Probe:
         return {"torch": str(torch.__version__)}
 
 
-def _has_fast_float16() -> bool:
-    return torch.version.hip is not None or torch.cuda.get_device_capability() >= _FAST_FLOAT16
+def _suitable_for_cuda() -> str:
+    fast = torch.version.hip is not None or torch.cuda.get_device_capability() >= _FAST_FLOAT16
+    return "mixed_float16" if fast else "mixed_bfloat16"
 
 
 def _read(tensors: Sequence[torch.Tensor]) -> list[float]:

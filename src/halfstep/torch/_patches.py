@@ -50,7 +50,7 @@ def compile_only_callees(function: Callable[..., Any]) -> None:
     """Lets `torch.compile` treat what a function calls as if that were called directly."""
     frames = torch._C._dynamo.eval_frame
     strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
-    frames.set_code_exec_strategy(function.__code__, strategy)  # type: ignore[attr-defined]
+    frames.set_code_exec_strategy(function.__code__, strategy)
 
 
 class Shared:

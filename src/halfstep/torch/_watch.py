@@ -158,8 +158,10 @@ def _is_capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-for _function in (_backward, _scale, _step):
+_CALLEES_ONLY: tuple[Callable[..., Any], ...] = (_backward, _scale, _step)
+_NEVER: tuple[Callable[..., Any], ...] = (_tell_backward, _after_step, _tell_step)
+for _function in _CALLEES_ONLY:
     compile_only_callees(_function)
-for _function in (_tell_backward, _after_step, _tell_step):
+for _function in _NEVER:
     never_compile(_function)
 _tell_step._torchdynamo_disable = True  # type: ignore[attr-defined]

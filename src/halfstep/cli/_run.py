@@ -1,0 +1,88 @@
+"""`halfstep run`."""
+
+import contextlib
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from halfstep.cli._consoles import messages
+from halfstep.cli._ending import show_ending
+from halfstep.errors import MissingExtraError
+from halfstep.run import (
+    RunResult,
+    Script,
+    check_writable,
+    is_stdout,
+    load_here,
+    run_document,
+    runnable_policy,
+    write_json,
+)
+
+SETTINGS = {"allow_interspersed_args": False}  # what follows SCRIPT is the script's
+
+
+def run(
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="A Python training script, or with -m a module.")
+    ],
+    args: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ARGS]...", help="All that follows is the script's own."),
+    ] = None,
+    module: Annotated[
+        bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")
+    ] = False,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="P",
+            help="The policy to train under. Default: mixed_float16 on a CUDA device that is fast "
+            "in it, else mixed_bfloat16.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write all that was measured to a file."),
+    ] = None,
+) -> Callable[[], Callable[[], None]]:
+    """Run an unmodified PyTorch training script in mixed precision.
+
+    It runs as under plain python, with the same arguments, streams and exit code; a summary goes to
+    standard error when it has ended.
+    """
+    asked = Script(script, tuple(args or ()), module)
+    asked.check("run")
+    if policy is not None:
+        runnable_policy(policy, "run")
+    if json:
+        check_writable(json)
+    _check_torch()
+    # Not run here: the parser would catch what the script raises.
+    return lambda: load_here(asked, (policy or "").strip(), _Ending(asked, policy, json))
+
+
+def _check_torch() -> None:
+    if find_spec("torch") is None:
+        raise MissingExtraError(
+            "run needs PyTorch, got an environment without it. "
+            "Install it: python -m pip install 'halfstep[torch]'."
+        )
+
+
+class _Ending:
+    """Reports when the process ends, wherever the script has gone by then."""
+
+    def __init__(self, script: Script, policy: str | None, json: str | None) -> None:
+        self._script, self._chosen = script, policy is None
+        self._json = json if json is None or is_stdout(json) else os.path.abspath(json)
+
+    def __call__(self, run: RunResult) -> None:
+        with contextlib.suppress(BrokenPipeError):  # nobody reads it any more
+            show_ending(messages(), self._script.name, run, chosen=self._chosen)
+            if self._json:
+                write_json(self._json, run_document(self._script, run))

@@ -1,0 +1,89 @@
+"""All that is measured in this process while it runs a script."""
+
+import contextlib
+import random
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from platform import python_version
+
+from halfstep import __version__, core
+from halfstep.core import Policy
+from halfstep.run._memory import MemoryGrowth
+from halfstep.run._probe import NoProbe, Probe, processor_name, torch_probe
+from halfstep.run._recorder import Recorder, Send
+from halfstep.run._when_imported import when_imported
+
+_UNSUPPORTED = 2
+
+
+class Session:
+    """Watches the script, from the moment that it imports a framework.
+
+    Args:
+        send: Receives one message at a time, JSON types only.
+        policy: What the script trains under; "" leaves the choice to the framework's front-end.
+        seed: What the random generators are seeded with, None to leave them alone.
+        probe: Makes what measures PyTorch.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        *,
+        policy: str,
+        seed: int | None = None,
+        probe: Callable[[], Probe] = torch_probe,
+    ) -> None:
+        self._send, self._policy, self._seed, self._make_probe = send, policy, seed, probe
+        self._probe: Probe = NoProbe()
+        self._recorder, self._memory = Recorder(self._probe, send), MemoryGrowth()
+
+    def start(self) -> None:
+        """Begins to listen."""
+        self._send({"kind": "start", "date": datetime.now(UTC).isoformat(timespec="seconds")})
+        self._send_versions()
+        core.subscribe(self._recorder)
+        if self._seed is not None:
+            random.seed(self._seed)
+            when_imported("numpy", self._seed_numpy)
+        when_imported("torch", self._meet_torch)
+
+    def finish(self) -> None:
+        """Sends what is left and what is known only at the end."""
+        with contextlib.suppress(RuntimeError):  # such as a device that an error has disabled
+            self._recorder.flush()
+        peak, kind = self._probe.peak_memory() or (self._memory.bytes(), self._memory.kind)
+        device = self._probe.device() or processor_name()
+        self._send({"kind": "end", "peak_memory": peak, "peak_memory_kind": kind, "device": device})
+
+    def _seed_numpy(self) -> None:
+        sys.modules["numpy"].random.seed(self._seed)
+
+    def _meet_torch(self) -> None:
+        try:
+            self._probe = self._make_probe()
+        except ImportError as error:  # not of torch, which is there: of what it lacks
+            sys.stderr.write(f"halfstep: {error}\n")
+            raise SystemExit(_UNSUPPORTED) from None
+        if self._seed is not None:
+            self._probe.seed(self._seed)
+        self._probe.watch()
+        self._set_policy()
+        self._recorder.use(self._probe)
+        self._memory = MemoryGrowth()
+        self._send_versions()
+
+    def _set_policy(self) -> None:
+        if not self._policy:
+            self._probe.choose_policy(self._use)
+        elif Policy.parse(self._policy) != Policy.named("float32"):
+            self._probe.set_policy(self._policy)
+
+    def _use(self, policy: str) -> None:
+        self._probe.set_policy(policy)
+        self._send({"kind": "policy", "policy": policy})
+
+    def _send_versions(self) -> None:
+        own = {"python": python_version(), "halfstep": __version__}
+        self._send({"kind": "versions", "versions": own | self._probe.versions()})

@@ -1,0 +1,34 @@
+"""Why a run shows no training step, as far as it can be told."""
+
+from halfstep.run._runs import RunResult
+
+
+def why_untrained(run: RunResult) -> str:
+    """Returns what was seen of training and what was not.
+
+    Args:
+        run: A run without steps.
+
+    Example:
+        >>> why_untrained(RunResult(policy="float32"))
+        'PyTorch was not imported'
+    """
+    seen = (
+        (run.optimizer_steps, "scaler.step() was called, but scaler.update() never was"),
+        (
+            run.backwards,
+            f"{_passes(run.backwards)} but no step of a torch.optim.Optimizer: whatever changes "
+            "the parameters is of another kind",
+        ),
+        (run.losses, "losses were scaled, but neither backward() nor an optimizer step followed"),
+        ("torch" not in dict(run.versions), "PyTorch was not imported"),
+    )
+    nothing = (
+        "neither a call of backward() nor an optimizer step was seen; gradients from "
+        "torch.autograd.grad and other processes cannot be"
+    )
+    return next((reason for found, reason in seen if found), nothing)
+
+
+def _passes(count: int) -> str:
+    return "1 backward pass was seen," if count == 1 else f"{count} backward passes were seen,"
