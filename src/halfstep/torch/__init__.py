@@ -15,6 +15,10 @@ from halfstep.torch._custom import custom_bwd as custom_bwd
 from halfstep.torch._custom import custom_fwd as custom_fwd
 from halfstep.torch._engine._paths import UnmatchedRuleWarning as UnmatchedRuleWarning
 from halfstep.torch._explain import Explanation as Explanation
+from halfstep.torch._global import global_policy as global_policy
+from halfstep.torch._global import set_global_policy as set_global_policy
+from halfstep.torch._region import Region as Region
+from halfstep.torch._region import prepare as prepare
 from halfstep.torch._saved import saved_bytes as saved_bytes
 from halfstep.torch._scaler import GradScaler as GradScaler
 from halfstep.torch._scaling._loading import RoundedStateWarning as RoundedStateWarning
@@ -30,6 +34,7 @@ __all__ = [
     "Explanation",
     "GradScaler",
     "History",
+    "Region",
     "RoundedStateWarning",
     "ScaleChange",
     "SkippedStepsWarning",
@@ -38,7 +43,10 @@ __all__ = [
     "autocast",
     "custom_bwd",
     "custom_fwd",
+    "global_policy",
+    "prepare",
     "saved_bytes",
+    "set_global_policy",
 ]
 
 # Pickles, warnings and tracebacks show the public path, which outlives the private files.

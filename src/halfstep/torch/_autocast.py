@@ -23,7 +23,7 @@ from halfstep.torch._tracing import constant, ready
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class _Settings(NamedTuple):
+class Settings(NamedTuple):
     """What a region enters with: constants, so that a compiled graph can hold them."""
 
     device_type: str
@@ -130,7 +130,7 @@ class autocast:
 
         @functools.wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
-            with _Inside(settings):
+            with Inside(settings):
                 return function(*args, **kwargs)
 
         return inside  # type: ignore[return-value]
@@ -178,17 +178,17 @@ def _is_suspended(function: Any) -> bool:
     return any(is_kind(candidate) for is_kind in kinds for candidate in (function, call))
 
 
-def _enter(region: _Settings) -> None:
+def _enter(region: Settings) -> None:
     ready()
     # One by one: a tracer can read the fields of a constant, but not in every version unpack it.
     rules = region.rules or _state.rules_in_force(region.device_type)
     _state.enter(region.device_type, region.dtype, region.enabled, region.cached, rules)
 
 
-class _Inside:
+class Inside:
     """A region made where it is entered, which is what a compiled function can hold."""
 
-    def __init__(self, settings: _Settings) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def __enter__(self) -> None:
@@ -196,6 +196,11 @@ class _Inside:
 
     def __exit__(self, *error: object) -> None:
         _state.leave()
+
+
+def settings_of(policy: Policy, device_type: str) -> Settings:
+    """Returns what a region by a policy enters with."""
+    return _settings(device_type, None, True, None, None, policy)
 
 
 @constant
@@ -206,7 +211,7 @@ def _settings(
     cache_enabled: bool | None,
     rules: Rules | str | None,
     policy: Policy | str | None,
-) -> _Settings:
+) -> Settings:
     if policy is not None and (dtype is not None or rules is not None):
         raise UsageError(
             f"autocast needs either policy= or dtype= and rules=, got policy={policy!r}, "
@@ -223,7 +228,7 @@ def _settings(
     if asked is not None:
         _check(asked)
     enabled = bool(enabled) and low is not torch.float32
-    return _Settings(device, low, enabled, enabled and bool(cache_enabled), str(asked or ""))
+    return Settings(device, low, enabled, enabled and bool(cache_enabled), str(asked or ""))
 
 
 @functools.lru_cache(maxsize=256)
@@ -243,7 +248,7 @@ for _function in (
     autocast.__init__,
     autocast.__enter__,
     autocast.__exit__,
-    _Inside.__enter__,
-    _Inside.__exit__,
+    Inside.__enter__,
+    Inside.__exit__,
 ):
     never_compile(_function)

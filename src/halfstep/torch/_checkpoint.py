@@ -11,6 +11,7 @@ from typing import Any
 import torch.utils.checkpoint as _checkpoint
 
 from halfstep.torch._engine import _snapshot
+from halfstep.torch._regions import _recompute
 
 _GENERATOR = "_checkpoint_without_reentrant_generator"
 
@@ -23,11 +24,15 @@ def install() -> None:
 
     @functools.wraps(original)
     def generator(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return original(_snapshot.bind(fn), *args, **kwargs)
+        return original(_bind(fn), *args, **kwargs)
 
     generator.__halfstep__ = True  # type: ignore[attr-defined]
     setattr(_checkpoint, _GENERATOR, generator)
     _checkpoint.CheckpointFunction = CheckpointFunction  # type: ignore[misc]
+
+
+def _bind(function: Callable[..., Any]) -> Callable[..., Any]:
+    return _snapshot.bind(_recompute.bind(function))
 
 
 class CheckpointFunction(_checkpoint.CheckpointFunction):
@@ -36,5 +41,5 @@ class CheckpointFunction(_checkpoint.CheckpointFunction):
     @staticmethod
     def forward(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
         return super(CheckpointFunction, CheckpointFunction).forward(
-            ctx, _snapshot.bind(run_function), *args
+            ctx, _bind(run_function), *args
         )

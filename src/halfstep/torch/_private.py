@@ -147,3 +147,13 @@ def _open_key() -> torch.library.Library:
     library = torch.library.Library("_", "IMPL")
     library.fallback(torch.library.fallthrough_kernel, KEY)
     return library
+
+
+def backward_pass() -> int:
+    """Returns the number of the backward pass that this thread works on, -1 for none."""
+    return torch._C._current_graph_task_id()
+
+
+def in_transform() -> bool:
+    """Returns whether a transform of torch.func is going on in this thread."""
+    return torch._C._functorch.maybe_current_level() is not None

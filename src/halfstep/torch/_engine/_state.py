@@ -202,6 +202,11 @@ def rules_in_force(device_type: str) -> str:
     return _LOCAL.rules.get(device_type, DEFAULT)
 
 
+def entered() -> bool:
+    """Returns whether this thread is inside any region, or an island in one."""
+    return bool(_LOCAL.frames)
+
+
 def actives() -> tuple[Active, ...]:
     """Returns the rules in force in this thread, those of the innermost region first."""
     return _LOCAL.actives

@@ -37,7 +37,7 @@ def step_fused(
 ) -> Any:
     """Steps an optimizer whose kernel knows what to do with a scale."""
     kind: Any = type(optimizer)
-    if _takes_scaler(kind):
+    if takes_scaler(kind):
         return _step_with_scaler(scaler, optimizer, state, args, kwargs)
     late = _check(scaler, optimizer, state)
     founds = founds_of([state])
@@ -64,10 +64,10 @@ def _is_known_bad(optimizer: Optimizer, found: Tensor) -> bool:
 
     A kernel that skips its first step may leave state behind that it never wrote to.
     """
-    return (found.is_cpu or _lacks_state(optimizer)) and bool(found.item())
+    return (found.is_cpu or lacks_state(optimizer)) and bool(found.item())
 
 
-def _lacks_state(optimizer: Optimizer) -> bool:
+def lacks_state(optimizer: Optimizer) -> bool:
     """Returns whether a parameter that is about to be stepped has no state yet."""
     state = getattr(optimizer, "state", {})
     return any(
@@ -132,5 +132,5 @@ def _step_with_scaler(
 
 
 @functools.lru_cache(maxsize=64)
-def _takes_scaler(kind: Any) -> bool:
+def takes_scaler(kind: Any) -> bool:
     return "grad_scaler" in inspect.signature(kind.step).parameters

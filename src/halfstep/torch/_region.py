@@ -1,0 +1,222 @@
+"""A model inside which gradients are scaled and outside of which they are true: one line."""
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from halfstep.core import Policy
+from halfstep.errors import NonFiniteError, UsageError
+from halfstep.torch._dtypes import compute_dtype
+from halfstep.torch._regions import _checkpoint
+from halfstep.torch._regions._attach import (
+    checked_module,
+    checked_optimizers,
+    checked_policy,
+    refuse_half,
+)
+from halfstep.torch._regions._factor import Cells, fresh, overflowed, settled
+from halfstep.torch._regions._forward import Forward, device_of
+from halfstep.torch._regions._guard import guard
+from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord, advice
+
+_OVERFLOW = "gradients were not finite"
+
+
+class Region:
+    """A model inside which operations run in low precision; `prepare` returns it.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(4, 2)
+        >>> region = prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> region.scale, region.history.steps
+        (65536.0, 0)
+        >>> region.remove()
+    """
+
+    def __init__(self, module: nn.Module, policy: Policy, cells: Cells) -> None:
+        self._policy = policy
+        self._output_dtype = compute_dtype(policy.output_dtype)
+        self._scaled = policy.scale.kind != "none"
+        self._rule = str(policy.scale)
+        self._cells = cells
+        self._module: Callable[[], nn.Module | None] = weakref.ref(module)
+        self._history = History()
+        self._last_step = StepRecord(skipped=True, reason=NOT_YET)
+        self._optimizers: list[Callable[[], Optimizer | None]] = []
+        self._known_scale = policy.scale.init_scale
+        self._calls = 0
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of the region."""
+        return self._policy
+
+    @property
+    def scale(self) -> float:
+        """What the sum of the magnitudes of the gradients that enter is brought to.
+
+        1.0 where the policy scales nothing. Reading it waits for an accelerator.
+        """
+        return settled(self._cells, self._policy.scale).scale
+
+    @property
+    def last_step(self) -> StepRecord:
+        """What the latest `step` of an attached optimizer did."""
+        return self._last_step
+
+    @property
+    def history(self) -> History:
+        """How many steps were taken and skipped, and how the scale changed and why."""
+        self._note_scale()
+        return self._history
+
+    def attach(self, optimizer: Optimizer | Iterable[Optimizer]) -> None:
+        """Makes an optimizer skip steps from gradients that are not finite.
+
+        Args:
+            optimizer: One or several optimizers that train parameters of the model.
+        """
+        module = self._module()
+        if module is None:
+            raise UsageError("attach() needs the model of the region, which is gone. Prepare anew.")
+        for each in checked_optimizers(optimizer, module):
+            guard(each).regions.add(self)
+            self._optimizers.append(weakref.ref(each))
+
+    def state_dict(self) -> dict[str, float]:
+        """Returns the state of the scale for a checkpoint, as plain numbers."""
+        return _checkpoint.saved(self._cells)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads what `state_dict` returned, or the state dict of a GradScaler.
+
+        Args:
+            state_dict: The state.
+        """
+        before = self.scale
+        _checkpoint.load(self._cells, state_dict)
+        self._known_scale = self.scale
+        self._history.changed(before, self._known_scale, "load_state_dict()")
+
+    def remove(self) -> None:
+        """Makes the model and its optimizers what they were before `prepare`."""
+        module = self._module()
+        forward = None if module is None else module.__dict__.get("forward")
+        if module is not None and isinstance(forward, Forward) and forward.region is self:
+            del module.forward
+            if forward.original is not None:
+                module.forward = forward.original
+        for optimizer in filter(None, (ref() for ref in self._optimizers)):
+            found = guard(optimizer)
+            found.regions.discard(self)
+            found.release()
+        self._optimizers.clear()
+
+    def __repr__(self) -> str:
+        module = self._module()
+        name = "a model that is gone" if module is None else type(module).__name__
+        return f"Region({name}, policy={str(self._policy)!r})"
+
+    def _install(self, module: nn.Module) -> None:
+        module.forward = Forward(self, module, module.__dict__.get("forward"))
+
+    def _copied(self, module: nn.Module) -> "Region":
+        """Returns a region of a copy of the module, with the same state and no optimizer."""
+        return Region(module, self._policy, [cell.clone() for cell in self._cells])
+
+    def _cells_for(self, tensors: list[Tensor]) -> Cells:
+        """Returns the state, on the device of the tensors."""
+        if tensors and self._cells[0].device != tensors[0].device:
+            self._cells = [cell.to(tensors[0].device) for cell in self._cells]
+        return self._cells
+
+    def _backs_off(self) -> bool:
+        """Returns whether the next pass runs at a lower scale; reads the device."""
+        return self._scaled and self.scale < self._cells[0].item()
+
+    def _note(self, optimizer: Optimizer, record: StepRecord) -> None:
+        self._last_step = record
+        if self._cells[0].is_cpu or (record.known and record.skipped):
+            self._note_scale(record)
+        self._history.add(optimizer, record)
+
+    def _note_scale(self, record: StepRecord | None = None) -> None:
+        scale = self.scale if self._scaled else self._known_scale
+        if scale < self._known_scale:
+            own = record is not None and record.skipped and not record.loss_nonfinite
+            reason = record.reason if record and own else _OVERFLOW
+        else:
+            reason = f"{self._policy.scale.growth_interval} passes in a row were finite"
+        self._history.changed(self._known_scale, scale, reason)
+        self._known_scale = scale
+
+    def _refuse_floor(self, record: StepRecord) -> None:
+        """Raises an error if gradients overflow although the scale cannot go any lower."""
+        if not (self._scaled and overflowed(self._cells)):
+            return
+        rule = self._policy.scale
+        if rule.at_floor(settled(self._cells, rule)) and not self._backs_off():
+            raise NonFiniteError(
+                f"The region needs finite gradients at its smallest scale, but {record.reason} at "
+                f"{rule.min_scale:g}, and min_scale lets it go no lower. {advice(record)}"
+            )
+
+
+def prepare(
+    model: nn.Module,
+    optimizer: Optimizer | Iterable[Optimizer] | None = None,
+    policy: Policy | str = "mixed_float16",
+) -> Region:
+    """Makes a model train in mixed precision, in place; the training loop stays as it is.
+
+    Inside the model, operations run in the precision that the policy's rules choose, and gradients
+    are scaled so that small ones survive. Outside, everything has its true value: outputs, the
+    gradients of parameters and inputs, what hooks see, what is accumulated or clipped. The model
+    stays what it was: its class, attributes, hooks and state dict do not change.
+
+    Args:
+        model: The model, or a part of one, before or after `torch.compile`. A part that was
+            prepared by itself keeps its own policy.
+        optimizer: One or several optimizers that train it. They then skip a step whose gradients
+            are not finite, and leave parameters, state and step counts as they were.
+        policy: The policy, or its text.
+
+    Returns:
+        What tells about scale and steps, is saved with a checkpoint, and undoes it all.
+
+    Raises:
+        UsageError: The model is not a module, is a region already or has parameters in float16; an
+            optimizer is none, or trains nothing in the model.
+        PolicyError: The policy cannot be read or followed.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> region = prepare(model, optimizer, policy="mixed_bfloat16")
+        >>> for _ in range(3):
+        ...     optimizer.zero_grad()
+        ...     loss = model(torch.ones(2, 4)).square().mean()
+        ...     loss.backward()
+        ...     optimizer.step()
+        >>> region.history
+        3 steps, 0 skipped, 0 of them in a row up to now
+    """
+    module = checked_module(model)
+    if isinstance(module.__dict__.get("forward"), Forward):
+        raise UsageError(
+            f"prepare needs a model that is not prepared yet, got {type(module).__name__}, which "
+            "is. Call remove() on what prepare returned first, or attach(optimizer) to add optimizers."
+        )
+    refuse_half(module)
+    optimizers = checked_optimizers(optimizer, module)
+    chosen = checked_policy(policy)
+    region = Region(module, chosen, fresh(chosen.scale.init(), device_of(module)))
+    region._install(module)
+    if optimizers:
+        region.attach(optimizers)
+    return region

@@ -1,0 +1,98 @@
+"""The boundary of a region: gradients are multiplied on their way in and divided on the way out.
+
+Values pass unchanged. In backward, a gradient that goes into the region is multiplied by the
+scale, and one that comes out of it is divided again. A backward that is itself differentiated, as
+for a gradient penalty, crosses the same boundary in the opposite direction, so each crossing is
+written as the other one's derivative, to any order.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import Function
+
+from halfstep.torch._regions._call import Call
+from halfstep.torch._regions._factor import check, product, scaled
+
+Tensors = tuple[Tensor | None, ...]
+
+
+class Inward(Function):
+    """Carries tensors into the region, times a factor; their gradients come out of it."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(call: Call, factor: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return scaled(tensors, factor)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _remember(ctx, *inputs[:2])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Tensors:
+        factor = product(ctx.factor, ctx.call.inverse())
+        return None, None, *_cross(Outward, ctx.call, factor, gradients)
+
+    @staticmethod
+    def jvp(ctx: Any, call: Any, factor: Any, *tangents: Tensor | None) -> Tensors:
+        return _tangents(ctx, tangents)
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[Any, ...], *inputs: Any) -> Any:
+        return _batched(Inward, dims, inputs)
+
+
+class Outward(Function):
+    """Carries tensors out of the region, times a factor; their gradients go into it."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(call: Call, factor: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+        out = scaled(tensors, factor)
+        if factor is not None:
+            check(out, call.cells)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _remember(ctx, *inputs[:2])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Tensors:
+        present = [each for each in gradients if each is not None]
+        factor = product(ctx.factor, ctx.call.begin(present, ctx.factor))
+        return None, None, *_cross(Inward, ctx.call, factor, gradients)
+
+    @staticmethod
+    def jvp(ctx: Any, call: Any, factor: Any, *tangents: Tensor | None) -> Tensors:
+        return _tangents(ctx, tangents)
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[Any, ...], *inputs: Any) -> Any:
+        return _batched(Outward, dims, inputs)
+
+
+def _remember(ctx: Any, call: Call, factor: Tensor | None) -> None:
+    ctx.call, ctx.factor = call, factor
+    ctx.set_materialize_grads(False)
+
+
+def _cross(way: type[Function], call: Call, factor: Tensor | None, tensors: Tensors) -> Tensors:
+    """Lets what is there cross the boundary, and keeps the gaps."""
+    present = [each for each in tensors if each is not None]
+    crossed = iter(way.apply(call, factor, *present) if present else ())
+    return tuple(None if each is None else next(crossed) for each in tensors)
+
+
+def _tangents(ctx: Any, tangents: Tensors) -> Tensors:
+    return tuple(
+        each if each is None or ctx.factor is None else each * ctx.factor for each in tangents
+    )
+
+
+def _batched(way: type[Function], dims: tuple[Any, ...], inputs: tuple[Any, ...]) -> Any:
+    # What happens at the boundary happens to each number by itself, so a batch needs no care.
+    return way.apply(*inputs), dims[2:]

@@ -1,0 +1,92 @@
+"""One call of a region: which scale is in its gradients while a backward pass runs through it."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from halfstep.torch import _private
+from halfstep.torch._regions._factor import Cells, choose
+
+
+class Call:
+    """One forward of a region.
+
+    The scale belongs to a backward pass, not to the call: a graph that is kept can be gone through
+    again, with other gradients. The first gradient of a pass to enter the region chooses it.
+
+    Args:
+        cells: The state of the region's scale, on its device.
+        rule: How that state moves, as text.
+    """
+
+    def __init__(self, cells: Cells, rule: str) -> None:
+        self.cells = cells
+        # Whose call it is, where it may have to be computed again.
+        self.module: Callable[[], nn.Module | None] | None = None
+        self._rule = rule
+        self._pass: int | None = None
+        self._factors: tuple[Tensor, Tensor] | None = None
+
+    def begin(self, gradients: Sequence[Tensor], factor: Tensor | None) -> Tensor | None:
+        """Returns what gradients that enter are multiplied by, in the present pass.
+
+        Args:
+            gradients: What is about to enter.
+            factor: What they are going to be multiplied by anyway.
+        """
+        current = _private.backward_pass()
+        if self._factors is None or current != self._pass:
+            self._pass = current
+            self._factors = choose(self.cells, self._rule, gradients, factor)
+        return self._factors[0]
+
+    def inverse(self) -> Tensor | None:
+        """Returns what gradients that leave are multiplied by, None if no scale is in them."""
+        if self._factors is None or _private.backward_pass() != self._pass:
+            return None
+        return self._factors[1]
+
+    def within(self) -> "Call":
+        """Returns a call for what is computed again while a pass is in this one."""
+        return _Within(self)
+
+
+class _Within(Call):
+    """A part of a call that is computed again in backward, with a pass of its own."""
+
+    def __init__(self, around: Call) -> None:
+        super().__init__(around.cells, around._rule)
+        self._around_inverse = around.inverse()
+
+    def inverse(self) -> Tensor | None:
+        """Returns the inverse that was in force around it."""
+        return self._around_inverse
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+
+_LOCAL = _Local()
+
+
+def push(call: Call) -> None:
+    """Makes a call the innermost one of this thread."""
+    _LOCAL.calls.append(call)
+
+
+def pop() -> None:
+    """Ends the innermost call of this thread."""
+    _LOCAL.calls.pop()
+
+
+def current() -> Call:
+    """Returns the innermost call of this thread."""
+    return _LOCAL.calls[-1]
+
+
+def calls() -> tuple[Call, ...]:
+    """Returns the calls of this thread, the outermost first."""
+    return tuple(_LOCAL.calls)

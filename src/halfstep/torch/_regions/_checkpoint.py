@@ -1,0 +1,74 @@
+"""The state of a region's scale, as plain numbers."""
+
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from halfstep.errors import MissingKeyError, UsageError
+from halfstep.torch._regions._factor import Cells
+
+_KEYS = ("scale", "finite_steps", "overflows", "found", "foreign")
+# What a GradScaler calls the counter; the rest of its state dict are settings.
+_OF_SCALER = {"_growth_tracker": "finite_steps", "_overflows": "overflows"}
+
+
+def saved(cells: Cells) -> dict[str, float]:
+    """Returns the state as numbers.
+
+    Example:
+        >>> import torch
+        >>> saved([torch.tensor(8.0), *torch.zeros(4)])["scale"]
+        8.0
+    """
+    return {key: cell.item() for key, cell in zip(_KEYS, cells, strict=True)}
+
+
+def load(cells: Cells, state_dict: Any) -> None:
+    """Puts what `saved` returned, or the state of a GradScaler, into the cells."""
+    numbers_by_key = _checked(state_dict)
+    for key, cell in zip(_KEYS, cells, strict=True):
+        cell.fill_(numbers_by_key[key])
+
+
+def _checked(state_dict: Any) -> dict[str, float]:
+    if not isinstance(state_dict, Mapping):
+        raise UsageError(
+            f"load_state_dict() needs a state dict, got {type(state_dict).__name__}. Pass what "
+            "region.state_dict() returned."
+        )
+    named: dict[Any, Any] = {_OF_SCALER.get(key, key): value for key, value in state_dict.items()}
+    if "_growth_tracker" in state_dict:
+        named = {**dict.fromkeys(_KEYS, 0.0), **named}
+    missing = [key for key in _KEYS if key not in named]
+    if missing:
+        raise MissingKeyError(
+            f"load_state_dict() needs {', '.join(map(repr, _KEYS))}, got a state dict without "
+            f"{', '.join(map(repr, missing))}. Pass what region.state_dict() returned."
+        )
+    return {key: _number(key, named[key]) for key in _KEYS}
+
+
+def _number(key: str, value: Any) -> float:
+    value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not number or not _FITS[key](float(value)):
+        raise UsageError(
+            f"load_state_dict() needs {key!r} to be {_NEEDS[key]}, got {value!r}. Pass what "
+            "region.state_dict() returned."
+        )
+    return float(value)
+
+
+def _is_scale(value: float) -> bool:
+    return math.isfinite(value) and value > 0.0
+
+
+def _is_count(value: float) -> bool:
+    return -2 <= value < 2**31 and value == int(value)
+
+
+_FITS = dict.fromkeys(_KEYS[1:], _is_count) | {"scale": _is_scale}
+_NEEDS = dict.fromkeys(_KEYS[1:], "a whole number >= 0") | {"scale": "a finite number > 0"}

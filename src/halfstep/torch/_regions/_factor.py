@@ -1,0 +1,165 @@
+"""The factor by which gradients are scaled inside a region, chosen by what arrives.
+
+The sum of the magnitudes of the gradients that enter is brought to the scale of the region, by a
+power of two, so that scaling is exact. For a loss that enters by itself this is what a classic
+loss scale does; for outputs of a loss that is a mean it is so too, whatever the loss was
+multiplied by. And no sum of what entered, such as the gradient of a bias, can be larger.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep.core import LossScale, ScaleState
+from halfstep.torch import _private
+from halfstep.torch._scaling._gradients import by_kind, unscale
+from halfstep.torch._scaling._scale_cell import next_on_device
+from halfstep.torch._tracing import is_tracing
+
+# scale, finite passes in a row, overflows, whether a gradient that left was not finite, and
+# whether one was not finite when it entered.
+Cells = list[Tensor]
+
+_EXPONENT = 0x7F800000
+# In place of finite passes: before the first pass, and as long as none was finite. Until then the
+# scale is looked for in leaps, so that a model whose gradients grow a lot loses few steps.
+_NO_PASS, _NONE_FINITE = -2, -1
+_LEAP = 4
+# Beyond these, the reciprocal of a scale would not be exact any more.
+_SMALLEST, _LARGEST = 2.0**-100, 2.0**100
+
+
+def fresh(state: ScaleState, device: torch.device) -> Cells:
+    """Returns the cells of a state, before any pass."""
+    numbers = (state.scale, _NO_PASS, state.overflows, 0.0, 0.0)
+    dtypes = (torch.float32, torch.int32, torch.int32, torch.float32, torch.float32)
+    return [
+        torch.full((), number, dtype=dtype, device=device)
+        for number, dtype in zip(numbers, dtypes, strict=True)
+    ]
+
+
+def choose(
+    cells: Cells, rule: str, gradients: Sequence[Tensor], factor: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Moves the scale on by what the pass before did, and returns the factor and its inverse."""
+    with torch.no_grad():
+        size = _size(gradients, cells[0].device)
+        size = size if factor is None else size * factor.abs()
+        if not _private.in_transform():
+            advance(cells, parsed(rule), size)
+        around = _power_of_two(size).clamp(_SMALLEST, _LARGEST)
+        scale = _power_of_two(cells[0])
+        return scale / around, around / scale
+
+
+def _size(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Returns the sum of all magnitudes."""
+    sizes = [
+        torch.linalg.vector_norm(_numbers(each.detach()), 1, dtype=torch.float32).to(
+            device, non_blocking=True
+        )
+        for each in gradients
+        if each.numel()
+    ]
+    if len(sizes) == 1:
+        return sizes[0]
+    return torch.stack(sizes).sum() if sizes else torch.zeros((), device=device)
+
+
+def _numbers(gradient: Tensor) -> Tensor:
+    values = gradient if gradient.layout is torch.strided else gradient.coalesce().values()
+    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+
+
+def _power_of_two(number: Tensor) -> Tensor:
+    """Returns the largest power of two that is not larger, inf for what is not finite."""
+    return (number.view(torch.int32) & _EXPONENT).view(torch.float32)
+
+
+@functools.lru_cache(maxsize=64)
+def parsed(rule: str) -> LossScale:
+    """Returns the rule of a text."""
+    return LossScale.parse(rule)
+
+
+def advance(cells: Cells, rule: LossScale, size: Tensor) -> None:
+    """Counts the pass that ended, and begins one with gradients of a size."""
+    if rule.kind == "dynamic":
+        on_host = cells[0].is_cpu and not is_tracing()
+        state: tuple[Any, ...] = settled(cells, rule) if on_host else _next_on_device(cells, rule)
+        for cell, value in zip(cells, state, strict=False):
+            cell.fill_(value)
+    cells[3].zero_()
+    cells[4].copy_(~size.isfinite())
+
+
+def settled(cells: Cells, rule: LossScale) -> ScaleState:
+    """Returns the state after the pass that ended; reads the device.
+
+    A gradient that was not finite when it entered says nothing about the scale.
+    """
+    scale, steps, overflows, found, foreign = (cell.item() for cell in cells)
+    state, finite = ScaleState(scale, int(steps), int(overflows)), found <= foreign
+    if state.finite_steps >= 0:
+        return rule.next(state, finite=finite)
+    if state.finite_steps == _NO_PASS:
+        return state._replace(finite_steps=_NONE_FINITE)
+    if finite:
+        return rule.next(state._replace(finite_steps=0), finite=True)
+    lowered = max(scale * rule.backoff_factor**_LEAP, min(rule.min_scale, scale))
+    return state._replace(scale=lowered)
+
+
+def _next_on_device(cells: Cells, rule: LossScale) -> tuple[Tensor, ...]:
+    """Returns what `settled` does, without waiting for the device."""
+    scale, steps, overflows, found, foreign = cells
+    bad = found > foreign
+    usual = next_on_device(rule, (scale, steps.clamp(min=0), overflows), bad)
+    first = steps == _NO_PASS
+    stays = first | (bad & (steps < 0))
+    lowered = torch.maximum(scale * rule.backoff_factor**_LEAP, scale.clamp(max=rule.min_scale))
+    return (
+        torch.where(first, scale, torch.where(stays, lowered, usual[0])),
+        torch.where(stays, _NONE_FINITE, usual[1]),
+        torch.where(stays, overflows, usual[2]),
+    )
+
+
+def overflowed(cells: Cells) -> bool:
+    """Returns whether the pass that ended overflowed inside the region; reads the device."""
+    return cells[3].item() > cells[4].item()
+
+
+def scaled(tensors: Sequence[Tensor], factor: Tensor | None) -> tuple[Tensor, ...]:
+    """Returns tensors times a factor, or the same values under new names."""
+    if factor is None:
+        return tuple(each.detach() for each in tensors)
+    if _private.in_transform() or any(_is_special(each, factor) for each in tensors):
+        return tuple(each * factor.to(each.device, non_blocking=True) for each in tensors)
+    return tuple(torch._foreach_mul(list(tensors), factor))
+
+
+def _is_special(tensor: Tensor, factor: Tensor) -> bool:
+    return tensor.layout is not torch.strided or tensor.device != factor.device
+
+
+def check(gradients: Sequence[Tensor], cells: Cells) -> None:
+    """Notes whether a gradient that left the region is not finite."""
+    found = cells[3]
+    if _private.in_transform():
+        return
+    one = torch.ones((), dtype=torch.float32, device=found.device)
+    for other in unscale(by_kind(list(gradients)), one, found, again=False).values():
+        if other is not found:
+            found.copy_(torch.maximum(found, other.to(found.device, non_blocking=True)))
+
+
+def product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Returns the product of two factors, None standing for 1."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one * other

@@ -1,0 +1,60 @@
+"""How a region begins, crosses its boundary and ends: functions that a compiled graph can hold."""
+
+from torch import Tensor
+
+from halfstep.torch._regions import _call
+from halfstep.torch._regions._boundary import Inward, Outward
+from halfstep.torch._regions._call import Call
+from halfstep.torch._regions._factor import Cells
+from halfstep.torch._tracing import in_graph, when_abandoned
+
+# Together, because each crossing costs a few microseconds; not all, because their gradients
+# leave together too.
+_TOGETHER = 16
+
+
+@in_graph
+def begin(cells: Cells, rule: str) -> None:
+    """Begins a call of a region; every `begin` needs its `end`."""
+    call = Call(cells, rule)
+    _call.push(call)
+    when_abandoned(lambda: _abandon(call))
+
+
+@in_graph
+def end() -> None:
+    """Ends the innermost call."""
+    _call.pop()
+
+
+@in_graph
+def enter(tensors: list[Tensor]) -> list[Tensor]:
+    """Returns tensors as the region sees them."""
+    entered: dict[int, Tensor] = {}
+    for places in _groups(tensors):
+        new = Inward.apply(_call.current(), None, *[tensors[place] for place in places])
+        entered.update(zip(places, new, strict=True))
+    return [entered[place] for place in range(len(tensors))]
+
+
+def _groups(tensors: list[Tensor]) -> list[list[int]]:
+    """Returns which tensors cross together.
+
+    A result crosses alone: what computed it must not be gone through for the sake of others.
+    """
+    leaves = [place for place, each in enumerate(tensors) if each.is_leaf]
+    results = [[place] for place, each in enumerate(tensors) if not each.is_leaf]
+    starts = range(0, len(leaves), _TOGETHER)
+    return [*(leaves[start : start + _TOGETHER] for start in starts), *results]
+
+
+@in_graph
+def leave(tensors: list[Tensor]) -> list[Tensor]:
+    """Returns tensors as they are seen outside of the region."""
+    return list(Outward.apply(_call.current(), None, *tensors))
+
+
+def _abandon(call: Call) -> None:
+    """Ends a call, and those inside it, if nobody did."""
+    while call in _call.calls():
+        _call.pop()

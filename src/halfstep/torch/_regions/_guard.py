@@ -1,0 +1,190 @@
+"""An optimizer that takes no step from gradients that are not finite."""
+
+import functools
+import types
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from halfstep.core import emit, listening
+from halfstep.torch._scaling._closure import (
+    NonFiniteEvaluationError,
+    Snapshot,
+    closure_of,
+    with_closure,
+)
+from halfstep.torch._scaling._fused import lacks_state, takes_scaler
+from halfstep.torch._scaling._gradients import ParameterNames, check, gradients_of
+from halfstep.torch._scaling._iteration import total
+from halfstep.torch._scaling._optimizers import PerOptimizer
+from halfstep.torch._scaling._records import Facts, skipped_record, taken_record, unknown_record
+from halfstep.torch._scaling._steps import StepRecord
+from halfstep.torch._telling import telling
+
+if TYPE_CHECKING:
+    from halfstep.torch._region import Region
+
+ARRIVED = "the gradient that reached the model was not finite"
+# How often a closure is evaluated again, at half the scale each time.
+_ATTEMPTS = 32
+
+_guards: "PerOptimizer[Guard]" = PerOptimizer()
+
+
+def guard(optimizer: Optimizer) -> "Guard":
+    """Returns the guard of an optimizer, which is put in its way the first time."""
+    found = _guards.get(optimizer)
+    if found is None:
+        _guards[optimizer] = found = Guard(optimizer)
+    return found
+
+
+class Guard:
+    """Stands in front of `optimizer.step` and looks at the gradients first.
+
+    Args:
+        optimizer: The optimizer, which is kept alive no longer than before.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.regions: weakref.WeakSet[Region] = weakref.WeakSet()
+        self.kept = False
+        self.optimizer = weakref.ref(optimizer)
+        self._own = optimizer.__dict__.get("step")
+        self._step = self._own or type(optimizer).step.__get__(weakref.proxy(optimizer))
+        self._put = self._method(optimizer)
+        optimizer.step = self._put  # type: ignore[method-assign]
+
+    def _method(self, optimizer: Optimizer) -> types.MethodType:
+        """Returns what replaces `step`: a method, as schedulers expect, but of no cycle."""
+
+        # The function below the method, because the method would keep the optimizer alive.
+        @functools.wraps(getattr(optimizer.step, "__func__", optimizer.step))
+        def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            return self(args, kwargs)
+
+        return types.MethodType(step, weakref.proxy(optimizer))
+
+    def release(self) -> None:
+        """Gives the optimizer its own `step` back, if no region and nobody else needs the guard."""
+        optimizer = self.optimizer()
+        if self.kept or self.regions or optimizer is None:
+            return
+        _guards.pop(optimizer)
+        if optimizer.__dict__.get("step") is self._put:
+            del optimizer.step
+            if self._own is not None:
+                optimizer.step = self._own  # type: ignore[method-assign]
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Steps the optimizer, unless a gradient is not finite."""
+        optimizer = self.optimizer()
+        assert optimizer is not None
+        # A scaler that hands over what it found has looked already; without a region nobody asked.
+        if hasattr(optimizer, "found_inf") or _guards.get(optimizer) is not self:
+            return self._step(*args, **kwargs)
+        with telling():
+            if closure_of(args, kwargs) is not None:
+                return self._step_closure(optimizer, args, kwargs)
+            return self._step_checked(optimizer, args, kwargs)
+
+    def _step_checked(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        gradients = gradients_of(optimizer)
+        if not gradients:
+            return self._take(optimizer, args, kwargs)
+        found = _found(gradients)
+        kind: Any = type(optimizer)
+        fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+        if fused and not (found.is_cpu or takes_scaler(kind) or lacks_state(optimizer)):
+            return self._step_fused(optimizer, found, args, kwargs)
+        if found.item():
+            return self._skip(optimizer)
+        return self._take(optimizer, args, kwargs)
+
+    def _step_fused(self, optimizer: Any, found: Tensor, args: Any, kwargs: Any) -> Any:
+        """Lets the kernel of the optimizer skip, so that nobody waits for the device."""
+        record = unknown_record(self._facts(), optimizer, found)
+        optimizer.found_inf = found
+        try:
+            result = self._step(*args, **kwargs)
+        finally:
+            del optimizer.found_inf
+        self._note(optimizer, record)
+        return result
+
+    def _step_closure(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Steps an optimizer that evaluates the loss itself, again where the scale can go lower."""
+        evaluation = _checked(optimizer, closure_of(args, kwargs))
+        args, kwargs = with_closure(args, kwargs, evaluation)
+        for _ in range(_ATTEMPTS):
+            snapshot = Snapshot(optimizer)
+            try:
+                result = self._step(*args, **kwargs)
+            except NonFiniteEvaluationError:
+                snapshot.restore()
+                if any(region._backs_off() for region in self.regions):
+                    continue
+                break
+            self._note(optimizer, taken_record(self._facts()))
+            return result
+        self._skip(optimizer)
+        # Else whoever adds to gradients would add to these.
+        optimizer.zero_grad()
+        return None
+
+    def _take(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        result = self._step(*args, **kwargs)
+        self._note(optimizer, taken_record(self._facts()))
+        return result
+
+    def _skip(self, optimizer: Optimizer) -> None:
+        record = skipped_record(self._facts(), optimizer)
+        # What a scheduler looks at: a skipped step is no reason to call its order wrong.
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+        self._note(optimizer, record)
+        for region in self.regions:
+            region._refuse_floor(record)
+
+    def _facts(self) -> Facts:
+        regions = list(self.regions)
+        modules = [module for region in regions if (module := region._module()) is not None]
+        scaled = [region for region in regions if region._scaled]
+        if not scaled:
+            return Facts(ParameterNames(*modules))
+        foreign = [region._cells[4].clone() for region in scaled]
+        return Facts(
+            ParameterNames(*modules),
+            scaled[0]._cells[0].clone().item,
+            lambda: any(each.item() for each in foreign),
+            ARRIVED,
+        )
+
+    def _note(self, optimizer: Optimizer, record: StepRecord) -> None:
+        for region in self.regions:
+            region._note(optimizer, record)
+        if listening():
+            emit("step", record=record)
+            scales = [region._cells[0] for region in self.regions if region._scaled]
+            emit("update", scale=scales[0].clone() if scales else 1.0, scaler=id(optimizer))
+
+
+def _found(gradients: list[Tensor]) -> Tensor:
+    """Returns more than 0.0 where one of the gradients is not finite."""
+    device = gradients[0].device
+    return total([*check(gradients, device).values()], device)
+
+
+def _checked(optimizer: Optimizer, closure: Any) -> Callable[[], Any]:
+    """Returns a closure that leaves the step if it finds a gradient that is not finite."""
+
+    def evaluate() -> Any:
+        loss = closure()
+        gradients = gradients_of(optimizer)
+        if gradients and _found(gradients).item():
+            raise NonFiniteEvaluationError
+        return loss
+
+    return evaluate
