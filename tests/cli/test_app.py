@@ -18,9 +18,11 @@ FLAGS = {
         "--seed",
         "--seeds",
         "--verbose",
+        "-m",
         "SCRIPT",
     ],
     "rules": ["--help", "--json", "NAME"],
+    "run": ["--", "--help", "--json", "--policy", "-m", "SCRIPT"],
 }
 
 
@@ -43,7 +45,7 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"halfstep {halfstep.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["compare"], ["rules"]])
+@pytest.mark.parametrize("command", [[], ["compare"], ["rules"], ["run"]])
 def test_help(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main([*command, "--help"]) == 0
@@ -62,12 +64,28 @@ def test_without_a_command_the_help_is_shown(capsys):
     [
         (["trian"], "No such command 'trian'"),
         (["--nope"], "halfstep: No such option: --nope\n"),
+        (["run", "--nope"], "The script's own options go after the script: halfstep run SCRIPT"),
+        (["run"], "SCRIPT"),
+        (["run", "missing.py"], "run needs the path of a Python script, got 'missing.py', which"),
+        (["run", "--policy", "mixed_fp16", __file__], "mixed_float16"),
+        (
+            ["run", "--policy", "compute_dtype=float64", __file__],
+            "run needs a policy with compute_dtype float32, bfloat16, float16, got",
+        ),
+        (["run", "--json", "no/such/folder.json", __file__], "--json needs a file in a folder"),
         (["rules", "--nope"], "halfstep: No such option: --nope\n"),
     ],
 )
 def test_wrong_usage(arguments, text, capsys):
     assert main(arguments) == 2
     assert text in capsys.readouterr().err
+
+
+def test_run_needs_torch(monkeypatch, capsys):
+    monkeypatch.setattr("halfstep.cli._run.find_spec", lambda name: None)
+    assert main(["run", __file__]) == 2
+    err = capsys.readouterr().err
+    assert "Install it: python -m pip install 'halfstep[torch]'." in err
 
 
 def test_as_a_module():

@@ -71,3 +71,42 @@ def test_on_cuda():
     assert kind == "allocated on CUDA"
     assert probe.device()
     assert probe.floats([data[0], 1.0, torch.tensor(2.0)]) == [5.0, 1.0, 2.0]
+
+
+def test_counting_makes_way_for_what_cannot_run_beside_it():
+    weight = torch.ones(8, requires_grad=True)
+    with Probe().saved_bytes() as saved:
+        weight.exp()
+        assert torch.func.grad(torch.sum)(torch.ones(2)).tolist() == [1.0, 1.0]
+        weight.exp()
+    assert saved.bytes is None
+    with Probe().saved_bytes() as saved:
+        weight.exp()
+    assert saved.bytes == 32
+
+
+def test_counting_gets_out_of_the_way_of_an_error():
+    with pytest.raises(ValueError, match="of the script"), Probe().saved_bytes():
+        raise ValueError("of the script")
+    with Probe().saved_bytes() as saved:
+        torch.ones(8, requires_grad=True).exp()
+    assert saved.bytes == 32
+
+
+def test_float16_is_chosen_once_cuda_is_in_use():
+    if torch.cuda.is_initialized():
+        pytest.skip("CUDA is in use in this process")
+    chosen = []
+    queued = list(torch.cuda._queued_calls)
+    Probe().choose_policy(chosen.append)
+    assert chosen == ["mixed_bfloat16"]
+    assert len(torch.cuda._queued_calls) == len(queued) + 1
+    torch.cuda._queued_calls[:] = queued
+
+
+@pytest.mark.gpu
+def test_float16_is_chosen_on_cuda():
+    torch.cuda.init()
+    chosen = []
+    Probe().choose_policy(chosen.append)
+    assert chosen == ["mixed_bfloat16", "mixed_float16"]

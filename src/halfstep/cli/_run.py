@@ -31,7 +31,7 @@ def run(
     ],
     args: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ARGS]...", help="All that follows is the script's own."),
+        typer.Argument(metavar="ARGS", help="All that follows is the script's own."),
     ] = None,
     module: Annotated[
         bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")

@@ -48,7 +48,7 @@ class Script:
     def load(self) -> "Program":
         """Finds it, which for a module runs the packages around it."""
         sys.argv = ["-m" if self.module else self.name, *self.args]
-        with _without_callers():
+        with _without_callers(besides=UsageError):
             program = (_find_module if self.module else _find_file)(self.name)
         if self.module:
             sys.argv[0] = program.names["__file__"]
@@ -76,7 +76,7 @@ class Program:
         module = ModuleType("__main__")
         module.__dict__.update(self.names, __builtins__=sys.modules["builtins"])
         sys.modules["__main__"] = module
-        with _without_callers():
+        with _without_callers(besides=SystemExit):
             exec(self.code, module.__dict__)
 
 
@@ -94,7 +94,7 @@ def _find_file(name: str) -> Program:
 
 
 def _find_module(name: str) -> Program:
-    spec = _spec(name)
+    spec = None if name.startswith(".") else _spec(name)
     if spec and spec.submodule_search_locations is not None:
         spec = _spec(f"{name}.__main__")
     code = getattr(spec.loader, "get_code", lambda _: None)(spec.name) if spec else None
@@ -120,11 +120,11 @@ def _spec(name: str) -> ModuleSpec | None:
 
 
 @contextlib.contextmanager
-def _without_callers() -> Iterator[None]:
+def _without_callers(besides: type[BaseException]) -> Iterator[None]:
     """Lets Python show the error that ends the process as if nothing were around the script."""
     try:
         yield
-    except (SystemExit, UsageError):
+    except besides:
         raise
     except BaseException as error:
         sys.excepthook = functools.partial(_show, sys.excepthook, error, script_trace(error))

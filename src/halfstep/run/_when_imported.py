@@ -6,6 +6,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 
 def when_imported(name: str, callback: Callable[[], None]) -> None:
@@ -29,7 +30,7 @@ def when_imported(name: str, callback: Callable[[], None]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Waits for one module."""
+    """Finds one module as the other finders do, and puts a loader around its loader."""
 
     def __init__(self, name: str, callback: Callable[[], None]) -> None:
         self._name, self._callback = name, callback
@@ -37,13 +38,19 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != self._name or self not in sys.meta_path:
+        if name != self._name:
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        specs = (each.find_spec(name, path, target) for each in others)
+        spec = next(filter(None, specs), None)
         if spec and spec.loader:
-            spec.loader = _Loader(spec.loader, self._callback)
+            spec.loader = _Loader(spec.loader, self._loaded)
         return spec
+
+    def _loaded(self) -> None:
+        # Not where it is found: many only ask whether a module is there.
+        sys.meta_path.remove(self)
+        self._callback()
 
 
 class _Loader(Loader):
@@ -51,6 +58,9 @@ class _Loader(Loader):
 
     def __init__(self, loader: Loader, callback: Callable[[], None]) -> None:
         self._loader, self._callback = loader, callback
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)

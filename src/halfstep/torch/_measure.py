@@ -93,7 +93,7 @@ class Probe:
     def saved_bytes(self) -> Iterator[Saved]:
         """Counts the bytes kept for backward within the block.
 
-        `torch.vmap` and others cannot run while they are counted, so the count is then given up.
+        `torch.func.grad` cannot run while they are counted, so the count is then given up.
         """
         result, thread = Saved(), threading.get_ident()
         counting = contextlib.ExitStack()

@@ -90,13 +90,13 @@ def _tell_backward(tensors: Any) -> None:
     emit("backward")
     for root in _tensors(tensors):
         if root.numel() == 1:
-            emit("loss", value=root.detach(), source="backward")
+            emit("loss", value=_plain(root), source="backward")
 
 
 def _scale(original: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
     if scaler.is_enabled() and not _is_capturing():
         for loss in _tensors(outputs):
-            emit("loss", value=loss.detach(), source="scale")
+            emit("loss", value=_plain(loss), source="scale")
     return original(scaler, outputs)
 
 
@@ -150,7 +150,17 @@ def _record(optimizer: Optimizer) -> StepRecord:
 def _tensors(values: Any) -> list[Tensor]:
     """Returns the tensors of real numbers among one or several values, iterators left alone."""
     several = values if isinstance(values, list | tuple) else (values,)
-    return [each for each in several if isinstance(each, Tensor) and each.is_floating_point()]
+    return [each for each in several if isinstance(each, Tensor) and _is_readable(each)]
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    """Returns whether there is a number that can be read without, say, asking other processes."""
+    own = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+    return own and not tensor.is_meta and tensor.is_floating_point()
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().as_subclass(Tensor)
 
 
 def _is_capturing() -> bool:
