@@ -106,15 +106,24 @@ def cover_region(covered: bool) -> None:
     torch._C._dispatch_tls_set_dispatch_key_excluded(KEY, covered)
 
 
-def never_compile(function: Any) -> None:
+def never_compile(function: Any, *, callees: bool = False) -> None:
     """Keeps `torch.compile` from compiling a function, and what it calls, as frames of their own.
 
     A function that a compiled one calls directly is still traced.
+
+    Args:
+        function: The function.
+        callees: Whether what it calls may be compiled.
     """
     frames = torch._C._dynamo.eval_frame
-    skip = frames._FrameAction.SKIP
-    strategy = frames._FrameExecStrategy(skip, skip)
+    skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
+    strategy = frames._FrameExecStrategy(skip, default if callees else skip)
     frames.set_code_exec_strategy(function.__code__, strategy)
+
+
+# Sets what compiles the frames that this thread is going to run, None for nothing, and returns what
+# did so. Not a context manager, whose own frames would be among them.
+set_frame_compiler = torch._C._dynamo.eval_frame.set_eval_frame
 
 
 def install(operation: str, kernel: Callable[..., Any]) -> torch.library.Library:

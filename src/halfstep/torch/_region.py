@@ -19,6 +19,7 @@ from halfstep.torch._regions._attach import (
 )
 from halfstep.torch._regions._factor import Cells, fresh, overflowed, settled
 from halfstep.torch._regions._forward import Forward, device_of
+from halfstep.torch._regions._graph import Capture
 from halfstep.torch._regions._guard import guard
 from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord, advice
 
@@ -49,6 +50,7 @@ class Region:
         self._optimizers: list[Callable[[], Optimizer | None]] = []
         self._known_scale = policy.scale.init_scale
         self._calls = 0
+        self._capture = Capture()
 
     @property
     def policy(self) -> Policy:
@@ -210,7 +212,7 @@ def prepare(
     if isinstance(module.__dict__.get("forward"), Forward):
         raise UsageError(
             f"prepare needs a model that is not prepared yet, got {type(module).__name__}, which "
-            "is. Call remove() on what prepare returned first, or attach(optimizer) to add optimizers."
+            "is. Call remove() on what prepare returned first, or attach() to add an optimizer."
         )
     refuse_half(module)
     optimizers = checked_optimizers(optimizer, module)

@@ -72,6 +72,13 @@ def when_abandoned(callback: Callable[[], None]) -> None:
         translator.output.add_cleanup_hook(callback)
 
 
+def forget_attempts() -> Callable[[], None]:
+    """Returns what lets a capture that is begun anew take another way than before."""
+    translator = _translator()
+    log = getattr(translator, "speculation_log", None)
+    return (lambda: None) if log is None else log.clear
+
+
 def _translator() -> Any:
     symbolic_convert = sys.modules.get("torch._dynamo.symbolic_convert")
     if symbolic_convert is None:

@@ -6,11 +6,13 @@ for a gradient penalty, crosses the same boundary in the opposite direction, so 
 written as the other one's derivative, to any order.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.autograd import Function
 
+from halfstep.torch._private import in_transform
 from halfstep.torch._regions._call import Call
 from halfstep.torch._regions._factor import check, product, scaled
 
@@ -33,7 +35,7 @@ class Inward(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Tensors:
         factor = product(ctx.factor, ctx.call.inverse())
-        return None, None, *_cross(Outward, ctx.call, factor, gradients)
+        return None, None, *_cross_some(Outward, ctx.call, factor, gradients)
 
     @staticmethod
     def jvp(ctx: Any, call: Any, factor: Any, *tangents: Tensor | None) -> Tensors:
@@ -64,7 +66,7 @@ class Outward(Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> Tensors:
         present = [each for each in gradients if each is not None]
         factor = product(ctx.factor, ctx.call.begin(present, ctx.factor))
-        return None, None, *_cross(Inward, ctx.call, factor, gradients)
+        return None, None, *_cross_some(Inward, ctx.call, factor, gradients)
 
     @staticmethod
     def jvp(ctx: Any, call: Any, factor: Any, *tangents: Tensor | None) -> Tensors:
@@ -75,15 +77,27 @@ class Outward(Function):
         return _batched(Outward, dims, inputs)
 
 
+def cross(
+    way: type[Function], call: Call, factor: Tensor | None, tensors: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Lets tensors cross the boundary."""
+    if in_transform():
+        return way.apply(call, factor, *tensors)
+    # What `apply` itself does in this case, less binding the signature of `forward`: most of it.
+    return super(Function, way).apply(call, factor, *tensors)  # type: ignore[misc]
+
+
 def _remember(ctx: Any, call: Call, factor: Tensor | None) -> None:
     ctx.call, ctx.factor = call, factor
     ctx.set_materialize_grads(False)
 
 
-def _cross(way: type[Function], call: Call, factor: Tensor | None, tensors: Tensors) -> Tensors:
+def _cross_some(
+    way: type[Function], call: Call, factor: Tensor | None, tensors: Tensors
+) -> Tensors:
     """Lets what is there cross the boundary, and keeps the gaps."""
     present = [each for each in tensors if each is not None]
-    crossed = iter(way.apply(call, factor, *present) if present else ())
+    crossed = iter(cross(way, call, factor, present) if present else ())
     return tuple(None if each is None else next(crossed) for each in tensors)
 
 

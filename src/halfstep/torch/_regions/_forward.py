@@ -4,23 +4,22 @@ import copy
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from halfstep.torch._autocast import Inside, Settings, settings_of
+from halfstep.torch._private import never_compile, set_frame_compiler
 from halfstep.torch._regions import _call, _graph
 from halfstep.torch._regions._slots import Substitution, slots, unique
 from halfstep.torch._regions._strays import refuse_strays
-from halfstep.torch._regions._tree import tensors_in, with_tensors
+from halfstep.torch._regions._tree import cast, cast_tensor, tensors_in, with_tensors
 from halfstep.torch._tracing import ready
 
 if TYPE_CHECKING:
     from halfstep.torch._region import Region
-
-_CAST = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Forward:
@@ -43,28 +42,63 @@ class Forward:
         self._module = weakref.ref(module)
         self._lock = threading.RLock()
 
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        return self.original or _of_class(self._owner())
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         ready()
-        module, region = self._owner(), self.region
-        forward = self.original or _of_class(module)
-        settings = settings_of(region._policy, device_of(module).type)
+        if not torch.compiler.is_compiling():
+            return self._run(self.__wrapped__, args, kwargs)
+        capture = self.region._capture
+        if capture.broken:
+            return _around_graphs(self, args, kwargs)
+        capture.begins()
+        output = self._run(self.__wrapped__, args, kwargs)
+        capture.ends()
+        return output
+
+    def _run(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        region = self.region
+        settings = settings_of(region._policy, device_of(self._owner()).type)
         if not settings.enabled:
             # Weights in float32 and no autocast need inputs in float32.
             args, kwargs = cast(args, torch.float32), cast(kwargs, torch.float32)
-        if not (region._scaled and torch.is_grad_enabled()):
-            with Inside(settings):
-                output = forward(*args, **kwargs)
-            return cast(output, region._output_dtype)
+        if region._scaled and torch.is_grad_enabled():
+            return self._locked(forward, settings, args, kwargs)
+        with Inside(settings):
+            output = forward(*args, **kwargs)
+        return cast(output, region._output_dtype)
+
+    def _locked(
+        self, forward: Callable[..., Any], settings: Settings, args: Any, kwargs: Any
+    ) -> Any:
+        """Lets one thread run at a time, because what the module holds changes meanwhile."""
         if torch.compiler.is_compiling():
-            return _scaled(region, module, forward, settings, args, kwargs)
-        # One thread at a time, because what the module holds changes while it runs.
+            return self._scaled(forward, settings, args, kwargs)
         with self._lock:
-            region._calls += 1
-            return _scaled(region, module, forward, settings, args, kwargs)
+            return self._scaled(forward, settings, args, kwargs)
+
+    def _scaled(
+        self, forward: Callable[..., Any], settings: Settings, args: Any, kwargs: Any
+    ) -> Any:
+        """Runs a forward inside of which gradients are scaled."""
+        module, region = self._owner(), self.region
+        found, given = slots(module), tensors_in((args, kwargs))
+        held = unique(found)
+        before = [*held.values(), *(each for each in given if each.requires_grad)]
+        _graph.begin(region._cells_for(before), region._rule)
+        try:
+            after = _graph.enter(before) if before else []
+            args, kwargs = _with_entered(args, kwargs, given, after[len(held) :])
+            _mark_call(region)
+            with Substitution(found, dict(zip(held, after, strict=False))), Inside(settings):
+                output = forward(*args, **kwargs)
+            _check_call(region, module, output, after)
+            return _leave(region, module, output, held)
+        finally:
+            _graph.end()
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        module = self._owner()
+        return self.original or type(module).forward.__get__(module)
 
     def _owner(self) -> nn.Module:
         module = self._module()
@@ -81,10 +115,6 @@ class Forward:
         return getattr, (self._owner(), "forward")
 
 
-def _of_class(module: Any) -> Callable[..., Any]:
-    return type(module).forward.__get__(module)
-
-
 def device_of(module: nn.Module) -> torch.device:
     """Returns the device of a module: that of its first parameter."""
     for parameter in module.parameters():
@@ -92,59 +122,67 @@ def device_of(module: nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
-def cast(value: Any, dtype: torch.dtype) -> Any:
-    """Returns the same nesting with the floats of at most 32 bits in one dtype."""
-    tensors = tensors_in(value)
-    if all(each.dtype is dtype or each.dtype not in _CAST for each in tensors):
-        return value
-    return with_tensors(value, [_cast(each, dtype) for each in tensors])
+def _with_entered(
+    args: Any, kwargs: Any, given: Sequence[Tensor], entered: Sequence[Tensor]
+) -> tuple[Any, Any]:
+    """Returns the arguments with what has a gradient as the region sees it."""
+    if not entered:
+        return args, kwargs
+    rest = iter(entered)
+    tensors = [next(rest) if each.requires_grad else each for each in given]
+    entered_args, entered_kwargs = with_tensors((args, kwargs), tensors)
+    return entered_args, entered_kwargs
 
 
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype) if tensor.dtype in _CAST else tensor
+def _mark_call(region: "Region") -> None:
+    """Lets what is computed again in backward find its module; a graph holds both anyway."""
+    if not torch.compiler.is_compiling():
+        _call.current().module = region._module
 
 
-def _scaled(
-    region: "Region",
-    module: nn.Module,
-    forward: Callable[..., Any],
-    settings: Settings,
-    args: Any,
-    kwargs: Any,
-) -> Any:
-    """Runs a forward whose gradients are scaled inside the region."""
-    found = slots(module)
-    held = unique(found)
-    given = tensors_in((args, kwargs))
-    inputs = [each for each in given if each.requires_grad]
-    before = [*held.values(), *inputs]
-    _graph.begin(region._cells_for(before), region._rule)
-    try:
-        after = _graph.enter(before) if before else []
-        new = dict(zip(held, after, strict=False))
-        if inputs:
-            rest = iter(after[len(held) :])
-            put = [next(rest) if each.requires_grad else each for each in given]
-            args, kwargs = with_tensors((args, kwargs), put)
-        if not torch.compiler.is_compiling():
-            _call.current().module = region._module
-        with Substitution(found, new), Inside(settings):
-            output = forward(*args, **kwargs)
-        if not torch.compiler.is_compiling() and region._calls.bit_count() == 1:
-            refuse_strays(tensors_in(output), after, type(module).__name__)
-        return _leave(region, module, output, held)
-    finally:
-        _graph.end()
+def _check_call(
+    region: "Region", module: nn.Module, output: Any, entered: Sequence[Tensor]
+) -> None:
+    """Looks, ever more rarely, whether the forward read what had not entered."""
+    if torch.compiler.is_compiling():
+        return
+    region._calls += 1
+    if region._calls.bit_count() == 1:
+        refuse_strays(tensors_in(output), entered, type(module).__name__)
 
 
 def _leave(region: "Region", module: nn.Module, output: Any, held: dict[int, Tensor]) -> Any:
-    """Returns the output as it is seen outside of the region."""
-    casts = [_cast(each, region._output_dtype) for each in tensors_in(output)]
-    out = [each for each in casts if each.requires_grad]
+    """Returns the output as it is seen outside of the region, and lets new attributes out too."""
+    dtype = region._output_dtype
+    tensors = [cast_tensor(each, dtype) for each in tensors_in(output)]
     kept = [slot for slot in slots(module) if id(slot.tensor) not in held]
-    out += [_cast(slot.tensor, region._output_dtype) for slot in kept]
-    left = iter(_graph.leave([each.clone() for each in out]) if out else ())
-    output = with_tensors(output, [next(left) if each.requires_grad else each for each in casts])
+    leaving = [each for each in tensors if each.requires_grad]
+    leaving += [cast_tensor(slot.tensor, dtype) for slot in kept]
+    # Copies, because what is inside must not change when somebody writes to what is outside.
+    left = iter(_graph.leave([each.clone() for each in leaving]) if leaving else ())
+    output = with_tensors(output, [next(left) if each.requires_grad else each for each in tensors])
     for slot in kept:
         slot.put(next(left))
     return output
+
+
+def _around_graphs(forward: Forward, args: Any, kwargs: Any) -> Any:
+    """Lets the parts of a forward that does not fit one graph be compiled, and nothing else."""
+    compiler = set_frame_compiler(None)
+    try:
+        compiled = functools.partial(_run_compiled, compiler, forward.__wrapped__)
+        return forward._run(compiled, args, kwargs)
+    finally:
+        set_frame_compiler(compiler)
+
+
+def _run_compiled(compiler: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    set_frame_compiler(compiler)
+    try:
+        return forward(*args, **kwargs)
+    finally:
+        set_frame_compiler(None)
+
+
+never_compile(_around_graphs, callees=True)
+_around_graphs._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -1,12 +1,14 @@
 """How a region begins, crosses its boundary and ends: functions that a compiled graph can hold."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from halfstep.torch._regions import _call
-from halfstep.torch._regions._boundary import Inward, Outward
+from halfstep.torch._regions._boundary import Inward, Outward, cross
 from halfstep.torch._regions._call import Call
 from halfstep.torch._regions._factor import Cells
-from halfstep.torch._tracing import in_graph, when_abandoned
+from halfstep.torch._tracing import constant, forget_attempts, in_graph, when_abandoned
 
 # Together, because each crossing costs a few microseconds; not all, because their gradients
 # leave together too.
@@ -32,7 +34,7 @@ def enter(tensors: list[Tensor]) -> list[Tensor]:
     """Returns tensors as the region sees them."""
     entered: dict[int, Tensor] = {}
     for places in _groups(tensors):
-        new = Inward.apply(_call.current(), None, *[tensors[place] for place in places])
+        new = cross(Inward, _call.current(), None, [tensors[place] for place in places])
         entered.update(zip(places, new, strict=True))
     return [entered[place] for place in range(len(tensors))]
 
@@ -51,10 +53,39 @@ def _groups(tensors: list[Tensor]) -> list[list[int]]:
 @in_graph
 def leave(tensors: list[Tensor]) -> list[Tensor]:
     """Returns tensors as they are seen outside of the region."""
-    return list(Outward.apply(_call.current(), None, *tensors))
+    return list(cross(Outward, _call.current(), None, tensors))
 
 
 def _abandon(call: Call) -> None:
     """Ends a call, and those inside it, if nobody did."""
     while call in _call.calls():
         _call.pop()
+
+
+class Capture:
+    """Whether the calls of a region fit into one graph; found out when one is captured.
+
+    Example:
+        >>> Capture().broken
+        False
+    """
+
+    def __init__(self) -> None:
+        self.broken = False
+        self._open = 0
+        # Functions without arguments, which a tracer can run in the middle of a capture.
+        self.begins, self.ends = constant(lambda: self._begin()), constant(lambda: self._end())
+
+    def _begin(self) -> None:
+        self._open += 1
+        forget = forget_attempts()
+        when_abandoned(lambda: self._abandoned(forget))
+
+    def _end(self) -> None:
+        self._open -= 1
+
+    def _abandoned(self, forget: Callable[[], None]) -> None:
+        if self._open and not self.broken:
+            self.broken = True
+            forget()
+        self._open = 0

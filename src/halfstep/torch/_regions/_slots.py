@@ -68,10 +68,8 @@ class _Tuple:
         return self._items()[index]
 
     def __setitem__(self, index: int, item: Any) -> None:
-        pairs = [
-            (place, item if place == index else each) for place, each in enumerate(self._items())
-        ]
-        self._attributes[self._name] = rebuilt_tuple(self._items(), pairs)
+        pairs = dict(enumerate(self._items())) | {index: item}
+        self._attributes[self._name] = rebuilt_tuple(self._items(), [*pairs.items()])
 
 
 def _look_into(holder: Any, found: list[Slot]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 # What holds no tensor, or none that is passed along.
 _KEPT = (int, float, str, bytes, type(None), type, torch.dtype, torch.device, torch.Generator)
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _CONTAINERS = (Mapping, list, tuple)
 
 
@@ -48,6 +49,24 @@ def _is_object(value: Any) -> bool:
     if isinstance(value, (*_KEPT, nn.Module)) or callable(value):
         return False
     return hasattr(value, "__dict__")
+
+
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """Returns the same nesting with the floats of at most 32 bits in one dtype.
+
+    Example:
+        >>> cast([torch.ones(1), torch.arange(2)], torch.bfloat16)
+        [tensor([1.], dtype=torch.bfloat16), tensor([0, 1])]
+    """
+    tensors = tensors_in(value)
+    if all(each.dtype is dtype or each.dtype not in _FLOATS for each in tensors):
+        return value
+    return with_tensors(value, [cast_tensor(each, dtype) for each in tensors])
+
+
+def cast_tensor(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns a float of at most 32 bits in a dtype, anything else as it is."""
+    return tensor.to(dtype) if tensor.dtype in _FLOATS else tensor
 
 
 def with_tensors(value: Any, tensors: Sequence[Tensor]) -> Any:
