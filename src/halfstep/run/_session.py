@@ -9,11 +9,13 @@ from platform import python_version
 
 from halfstep import __version__, core
 from halfstep.core import Policy
+from halfstep.errors import HalfstepError
 from halfstep.run._memory import MemoryGrowth
 from halfstep.run._probe import NoProbe, Probe, processor_name, torch_probe
 from halfstep.run._recorder import Recorder, Send
 from halfstep.run._when_imported import when_imported
 
+_FRONT_END = "halfstep.torch"
 _UNSUPPORTED = 2
 
 
@@ -37,6 +39,7 @@ class Session:
     ) -> None:
         self._send, self._policy, self._seed, self._make_probe = send, policy, seed, probe
         self._probe: Probe = NoProbe()
+        self._met = False
         self._recorder, self._memory = Recorder(self._probe, send), MemoryGrowth()
 
     def start(self) -> None:
@@ -48,6 +51,7 @@ class Session:
             random.seed(self._seed)
             when_imported("numpy", self._seed_numpy)
         when_imported("torch", self._meet_torch)
+        when_imported(_FRONT_END, self._meet_front_end)
 
     def finish(self) -> None:
         """Sends what is left and what is known only at the end."""
@@ -61,9 +65,18 @@ class Session:
         sys.modules["numpy"].random.seed(self._seed)
 
     def _meet_torch(self) -> None:
+        # A script may import the front-end first, which then is not ready yet.
+        if _FRONT_END not in sys.modules:
+            self._meet_front_end()
+
+    def _meet_front_end(self) -> None:
+        if self._met:
+            return
+        self._met = True
         try:
             self._probe = self._make_probe()
-        except ImportError as error:  # not of torch, which is there: of what it lacks
+        except HalfstepError as error:  # this PyTorch lacks what halfstep needs
+            self._send_versions(torch=str(sys.modules["torch"].__version__))
             sys.stderr.write(f"halfstep: {error}\n")
             raise SystemExit(_UNSUPPORTED) from None
         if self._seed is not None:
@@ -84,6 +97,6 @@ class Session:
         self._probe.set_policy(policy)
         self._send({"kind": "policy", "policy": policy})
 
-    def _send_versions(self) -> None:
+    def _send_versions(self, **others: str) -> None:
         own = {"python": python_version(), "halfstep": __version__}
-        self._send({"kind": "versions", "versions": own | self._probe.versions()})
+        self._send({"kind": "versions", "versions": own | self._probe.versions() | others})

@@ -1,0 +1,179 @@
+"""`halfstep run` on scripts that PyTorch's users write: what it says at the end, and where."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from halfstep.run import RunResult
+from tests.run.scripts import hide_frameworks, write
+
+PLAIN = [sys.executable]
+OURS = [sys.executable, "-m", "halfstep", "run"]
+
+MODEL = """
+import sys
+import torch
+from torch import nn
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+inputs = torch.rand(64, 16)
+targets = inputs.sum(1, keepdim=True)
+"""
+LOOP = """
+for _ in range(6):
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+"""
+SAVE = """
+torch.save(model.state_dict(), sys.argv[1])
+print("saved", sys.argv[1:])
+"""
+
+
+def finished(command, folder):
+    paths = [os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[2] / "src")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "500"}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
+
+
+def run(folder, text, *options, args=()):
+    write(folder / "train.py", text)
+    return finished([*OURS, *options, "train.py", *args], folder)
+
+
+def result(folder, text, *options):
+    """Returns the result of a script that was run, from the JSON file."""
+    done = run(folder, text, *options, "--json", "out.json")
+    assert done.returncode == 0, done.stderr
+    return RunResult.from_dict(json.loads((folder / "out.json").read_text())["run"])
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.mark.slow
+def test_float32_is_plain_python(tmp_path, torch):
+    done = run(tmp_path, MODEL + LOOP + SAVE, "--policy", "float32", args=["ours.pt", "--policy"])
+    plain = finished([*PLAIN, "train.py", "plain.pt", "--policy"], tmp_path)
+    assert done.stdout.replace("ours", "plain") == plain.stdout
+    pairs = zip(
+        torch.load(tmp_path / "ours.pt").values(),
+        torch.load(tmp_path / "plain.pt").values(),
+        strict=True,
+    )
+    assert all(ours.equal(theirs) for ours, theirs in pairs)
+
+
+@pytest.mark.slow
+def test_the_summary_and_the_file(tmp_path, torch):
+    script = MODEL + LOOP + "import os; os.chdir('/'); sys.exit(3)"
+    done = run(tmp_path, script, "--policy", "mixed_bfloat16", "--json", "out.json", args=["--x"])
+    assert (done.returncode, done.stdout) == (3, "")
+    lines = dict(line.split(maxsplit=1) for line in done.stderr.splitlines())
+    assert lines["halfstep:"] == "train.py"
+    assert lines["policy"] == "mixed_bfloat16"
+    assert (lines["steps"], lines["skipped"]) == ("6", "0 of 6")
+    assert " to " in lines["loss"]
+    assert lines["peak"].endswith("(growth of the process)")
+    assert "in one step" in lines["saved"]
+    assert lines["last"].split() == ["scale", "1"]
+    assert f"torch {torch.__version__}" in done.stderr
+    data = json.loads((tmp_path / "out.json").read_text())
+    assert (data["format"], data["script"], data["module"]) == ("halfstep-run-1", "train.py", False)
+    assert data["args"] == ["--x"]
+    trained = RunResult.from_dict(data["run"])
+    assert (trained.steps, trained.backwards, len(trained.losses)) == (6, 6, 6)
+    assert (trained.exit_code, trained.seed, trained.policy) == (3, None, "mixed_bfloat16")
+
+
+@pytest.mark.slow
+def test_the_default_policy_and_an_error(tmp_path, torch):
+    done = run(tmp_path, MODEL + LOOP + "raise ValueError('at the end')")
+    chosen = "mixed_float16" if torch.cuda.is_available() else "mixed_bfloat16"
+    assert done.returncode == 1
+    trace, _, summary = done.stderr.partition("halfstep: train.py\n")
+    assert trace.splitlines()[-1] == "ValueError: at the end"
+    assert f"{chosen} (chosen for this device; --policy sets it)" in summary
+
+
+@pytest.mark.slow
+def test_what_the_script_sets_before_its_imports_counts(tmp_path, torch):
+    text = """
+        import os, sys
+        assert "torch" not in sys.modules and "numpy" not in sys.modules
+        os.environ["OMP_NUM_THREADS"] = "1"
+        import torch
+        print(torch.get_num_threads())
+    """
+    assert run(tmp_path, text).stdout == "1\n"
+
+
+AMP = """
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+for _ in range(6):
+    optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = nn.functional.mse_loss(model(inputs).float(), targets)
+    factor = torch.inf if _ == 2 else 1.0
+    scaler.scale(loss * factor).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_a_script_for_torch_amp_is_counted_once(tmp_path, torch, policy):
+    trained = result(tmp_path, MODEL + AMP, "--policy", policy)
+    assert (trained.steps, trained.optimizer_steps, trained.scalers) == (6, 6, 1)
+    assert len(trained.losses) == 6
+    assert trained.losses[0] < 2.0**20
+    assert [(skip.step, "torch.amp.GradScaler" in skip.reason) for skip in trained.skipped] == [
+        (3, True)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_a_script_for_halfstep_is_counted_once(tmp_path, torch, policy):
+    text = AMP.replace("torch.amp.", "").replace("torch.autocast", "autocast")
+    text = "from halfstep.torch import GradScaler, autocast\n" + MODEL + text
+    trained = result(tmp_path, text, "--policy", policy)
+    assert (trained.steps, trained.optimizer_steps, trained.scalers) == (6, 6, 1)
+    assert (len(trained.losses), len(trained.skipped)) == (6, 1)
+
+
+UNTRAINED = {
+    "import torch": "neither a call of backward() nor an optimizer step was seen",
+    f"{MODEL}with torch.no_grad(): model(inputs)": "neither a call of backward() nor",
+    f"{MODEL}model(inputs).sum().backward()": "1 backward pass was seen, but no step of a "
+    "torch.optim.Optimizer: whatever changes the parameters is of another kind.",
+    f"{MODEL}torch.amp.GradScaler('cpu').scale(model(inputs).sum())": "losses were scaled, but "
+    "neither backward() nor an optimizer step followed.",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", UNTRAINED)
+def test_nothing_trained(tmp_path, torch, text):
+    done = run(tmp_path, text)
+    assert done.returncode == 0
+    assert f"halfstep: nothing was trained in train.py: {UNTRAINED[text]}" in done.stderr
+
+
+def test_without_the_import_of_a_framework(tmp_path, monkeypatch):
+    hide_frameworks(monkeypatch, tmp_path / "hidden")
+    done = run(tmp_path, "print('x')", "--json", "-")
+    assert done.stderr == "halfstep: nothing was trained in train.py: PyTorch was not imported.\n"
+    assert done.stdout.startswith("x\n{")
+    assert run(tmp_path, "1 / 0", "--policy", "float32").returncode == 1
