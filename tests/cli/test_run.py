@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -177,3 +178,14 @@ def test_without_the_import_of_a_framework(tmp_path, monkeypatch):
     assert done.stderr == "halfstep: nothing was trained in train.py: PyTorch was not imported.\n"
     assert done.stdout.startswith("x\n{")
     assert run(tmp_path, "1 / 0", "--policy", "float32").returncode == 1
+
+
+@pytest.mark.slow
+def test_the_page_shows_what_is_printed(tmp_path, torch):
+    page = (Path(__file__).parents[2] / "docs" / "run.md").read_text()
+    script, shown = re.search(r"```python\n(.*?)```.*?```text\n(.*?)```", page, re.DOTALL).groups()
+    done = run(tmp_path, script)
+    printed = (done.stdout + done.stderr).splitlines()
+    labels = [re.split(r"  +|: ", line.strip())[0] for line in printed]
+    assert labels[:-1] == [re.split(r"  +|: ", line.strip())[0] for line in shown.splitlines()][:-1]
+    assert "steps               100" in done.stderr
