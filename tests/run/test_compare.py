@@ -112,6 +112,24 @@ def test_a_relative_path_and_the_working_directory(tmp_path, monkeypatch):
     assert watcher.lines == [f"the neighbour {tmp_path} folder/a.py folder"]
 
 
+def test_a_module(tmp_path, monkeypatch):
+    (tmp_path / "pkg").mkdir()
+    write(tmp_path / "pkg" / "__init__.py", "")
+    text = """
+        import os, sys
+        from . import __name__ as name
+        print(name, __name__, __spec__.name, sys.argv, sys.path[0] == os.getcwd())
+    """
+    path = tmp_path / "pkg" / "train.py"
+    write(path, text)
+    monkeypatch.chdir(tmp_path)
+    watcher = Watcher()
+    list(run_all(Comparison.of("pkg.train", ["-x"], ["float32"], module=True), watcher))
+    assert watcher.lines == [f"pkg __main__ pkg.train {[str(path), '-x']} True"]
+    (run,) = run_all(Comparison.of("pkg.nowhere", (), ["float32"], module=True), watcher)
+    assert "-m needs the name of a Python module, got 'pkg.nowhere'" in run.error
+
+
 def test_unicode_and_both_streams(tmp_path):
     text = "import sys; print('grüße ✓'); print('down', file=sys.stderr, end='')"
     assert sorted(lines(tmp_path / "a.py", text)) == ["down", "grüße ✓"]

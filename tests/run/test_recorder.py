@@ -1,4 +1,5 @@
 import contextlib
+import threading
 from types import SimpleNamespace
 
 from halfstep.run._log import RunLog
@@ -107,6 +108,61 @@ def test_steps_are_the_updates_of_the_first_of_several_scalers():
     assert (len(run.step_seconds), run.scale) == (2, 8.0)
     assert [skip.step for skip in run.skipped] == [2, 3]
     assert (run.saved_bytes, run.measured_step) == (640, 0)
+
+
+def test_losses_of_backward_count_until_a_scaler_tells_of_them():
+    for source in ("scale", ""):
+        session = Session()
+        for _ in range(2):
+            session.recorder("loss", {"value": 1.0} | ({"source": source} if source else {}))
+            session.recorder("backward", {})
+            session.recorder("loss", {"value": 65536.0, "source": "backward"})
+            session.recorder("update", {"scale": 65536.0})
+        run = session.result()
+        assert run.losses == (1.0, 1.0)
+        assert run.backwards == 2
+    session = Session()
+    session.recorder("loss", {"value": 3.0, "source": "backward"})
+    assert session.result().losses == (3.0,)
+
+
+def test_another_probe_takes_over():
+    session, later = Session(), CountingProbe()
+    session.step(2.0)
+    session.recorder.use(later)
+    later.time = 100.0
+    for _ in range(2):
+        session.step(1.0)
+    run = session.result()
+    assert run.losses == (2.0, 1.0, 1.0)
+    assert run.step_seconds == (1.0,)  # no time between two clocks
+    assert later.reads > 0
+
+
+def test_bytes_are_given_up_where_the_probe_does():
+    session = Session()
+    session.probe.saved_bytes = lambda: contextlib.nullcontext(SimpleNamespace(bytes=None))
+    for _ in range(3):
+        session.step(1.0)
+    assert session.result().saved_bytes is None
+
+
+def test_several_threads():
+    session = Session()
+    session.step(1.0, scaler=1)  # this thread begins to count bytes
+
+    def train():
+        for _ in range(50):
+            session.step(1.0, scaler=1)
+
+    threads = [threading.Thread(target=train) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert session.probe.counting  # left to the thread that it is for
+    run = session.result()
+    assert (run.steps, len(run.losses), run.saved_bytes) == (201, 201, None)
 
 
 def test_unknown_events_are_left_alone():
