@@ -154,6 +154,18 @@ def test_a_script_for_halfstep_is_counted_once(tmp_path, torch, policy):
     assert (len(trained.losses), len(trained.skipped)) == (6, 1)
 
 
+@pytest.mark.slow
+def test_a_policy_wins_over_what_a_script_passes_to_halfstep(tmp_path, torch):
+    text = """
+        import torch
+        from halfstep.torch import autocast
+        with autocast("cpu", dtype=torch.float16):
+            print(torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype)
+    """
+    assert run(tmp_path, text).stdout == "torch.float16\n"
+    assert run(tmp_path, text, "--policy", "mixed_bfloat16").stdout == "torch.bfloat16\n"
+
+
 UNTRAINED = {
     "import torch": "neither a call of backward() nor an optimizer step was seen",
     f"{MODEL}with torch.no_grad(): model(inputs)": "neither a call of backward() nor",

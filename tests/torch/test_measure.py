@@ -93,15 +93,19 @@ def test_counting_gets_out_of_the_way_of_an_error():
     assert saved.bytes == 32
 
 
-def test_float16_is_chosen_once_cuda_is_in_use():
+@pytest.mark.parametrize(
+    ("capability", "policy"), [((9, 0), "mixed_float16"), ((6, 1), "mixed_bfloat16")]
+)
+def test_the_policy_is_chosen_again_once_cuda_is_in_use(monkeypatch, capability, policy):
     if torch.cuda.is_initialized():
         pytest.skip("CUDA is in use in this process")
-    chosen = []
-    queued = list(torch.cuda._queued_calls)
+    chosen, later = [], []
+    monkeypatch.setattr(torch.cuda, "_lazy_call", later.append)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     Probe().choose_policy(chosen.append)
     assert chosen == ["mixed_bfloat16"]
-    assert len(torch.cuda._queued_calls) == len(queued) + 1
-    torch.cuda._queued_calls[:] = queued
+    later.pop()()
+    assert chosen == ["mixed_bfloat16", policy]
 
 
 @pytest.mark.gpu

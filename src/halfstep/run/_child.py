@@ -1,7 +1,6 @@
 """The process of one run: the script as `python SCRIPT` would run it, with a listener."""
 
 import atexit
-import contextlib
 import json
 import os
 import sys
@@ -9,7 +8,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from halfstep import core
 from halfstep.run._job import Job
 from halfstep.run._recorder import Send
 from halfstep.run._script import Script, script_trace
@@ -21,7 +19,6 @@ def main() -> None:
     job = Job.from_text(sys.argv[1])
     os.set_inheritable(job.events_fd, False)
     send = _sender(job.events_fd)
-    _override(job.policy)
     session = Session(send, policy=job.policy, seed=job.seed)
     session.start()
     # Registered before the script runs, so called after everything that the script registers.
@@ -43,13 +40,6 @@ def _sender(descriptor: int) -> Send:
             os._exit(1)  # The parent is gone: nobody will read what this run finds out.
 
     return send
-
-
-def _override(policy: str) -> None:
-    """Makes the policy win until the process ends, in threads that outlive the script too."""
-    stack = contextlib.ExitStack()
-    stack.enter_context(core.override_policy(policy))
-    atexit.register(stack.close)
 
 
 def _run(script: Script, send: Send) -> None:

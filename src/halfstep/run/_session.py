@@ -1,5 +1,6 @@
 """All that is measured in this process while it runs a script."""
 
+import atexit
 import contextlib
 import random
 import sys
@@ -24,7 +25,8 @@ class Session:
 
     Args:
         send: Receives one message at a time, JSON types only.
-        policy: What the script trains under; "" leaves the choice to the framework's front-end.
+        policy: What the script trains under, whatever it passes to halfstep itself; "" leaves
+            the choice to it, and else to the framework's front-end.
         seed: What the random generators are seeded with, None to leave them alone.
         probe: Makes what measures PyTorch.
     """
@@ -47,11 +49,19 @@ class Session:
         self._send({"kind": "start", "date": datetime.now(UTC).isoformat(timespec="seconds")})
         self._send_versions()
         core.subscribe(self._recorder)
+        if self._policy:
+            self._override()
         if self._seed is not None:
             random.seed(self._seed)
             when_imported("numpy", self._seed_numpy)
         when_imported("torch", self._meet_torch)
         when_imported(_FRONT_END, self._meet_front_end)
+
+    def _override(self) -> None:
+        """Makes the policy win until the process ends, in threads that outlive the script too."""
+        stack = contextlib.ExitStack()
+        stack.enter_context(core.override_policy(self._policy))
+        atexit.register(stack.close)
 
     def finish(self) -> None:
         """Sends what is left and what is known only at the end."""
