@@ -9,6 +9,7 @@ written as the other one's derivative, to any order.
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -81,6 +82,8 @@ def cross(
     way: type[Function], call: Call, factor: Tensor | None, tensors: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     """Lets tensors cross the boundary."""
+    if not torch.is_grad_enabled():
+        return way.forward(call, factor, *tensors)
     if in_transform():
         return way.apply(call, factor, *tensors)
     # What `apply` itself does in this case, less binding the signature of `forward`: most of it.

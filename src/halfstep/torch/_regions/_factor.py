@@ -1,14 +1,14 @@
 """The factor by which gradients are scaled inside a region, chosen by what arrives.
 
-The sum of the magnitudes of the gradients that enter is brought to the scale of the region, by a
-power of two, so that scaling is exact. For a loss that enters by itself this is what a classic
+The sum of the magnitudes of the gradients that enter is brought just below the scale of the region,
+by a power of two, so that scaling is exact. For a loss that enters by itself this is what a classic
 loss scale does; for outputs of a loss that is a mean it is so too, whatever the loss was
 multiplied by. And no sum of what entered, such as the gradient of a bias, can be larger.
 """
 
 import functools
+import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,35 +49,58 @@ def choose(
     with torch.no_grad():
         size = _size(gradients, cells[0].device)
         size = size if factor is None else size * factor.abs()
-        if not _private.in_transform():
-            advance(cells, parsed(rule), size)
-        around = _power_of_two(size).clamp(_SMALLEST, _LARGEST)
-        scale = _power_of_two(cells[0])
-        return scale / around, around / scale
+        if _private.in_transform():
+            return _on_device(cells[0], size)
+        if cells[0].is_cpu and not is_tracing():
+            return _on_host(cells, parsed(rule), size.item())
+        _advance(cells, parsed(rule), size)
+        return _on_device(cells[0], size)
 
 
 def _size(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
     """Returns the sum of all magnitudes."""
-    sizes = [
-        torch.linalg.vector_norm(_numbers(each.detach()), 1, dtype=torch.float32).to(
-            device, non_blocking=True
-        )
-        for each in gradients
-        if each.numel()
-    ]
+    sizes = [_norm(each.detach(), device) for each in gradients if each.numel()]
     if len(sizes) == 1:
         return sizes[0]
     return torch.stack(sizes).sum() if sizes else torch.zeros((), device=device)
 
 
-def _numbers(gradient: Tensor) -> Tensor:
+def _norm(gradient: Tensor, device: torch.device) -> Tensor:
     values = gradient if gradient.layout is torch.strided else gradient.coalesce().values()
-    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+    values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+    wide = torch.promote_types(values.dtype, torch.float32)
+    norm = torch.linalg.vector_norm(values, 1, dtype=wide)
+    return norm.to(device, torch.float32, non_blocking=True)
+
+
+def _on_device(scale: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+    around = 2 * _power_of_two(size).clamp(_SMALLEST, _LARGEST)
+    scale = _power_of_two(scale)
+    return scale / around, around / scale
 
 
 def _power_of_two(number: Tensor) -> Tensor:
     """Returns the largest power of two that is not larger, inf for what is not finite."""
     return (number.view(torch.int32) & _EXPONENT).view(torch.float32)
+
+
+def _on_host(cells: Cells, rule: LossScale, size: float) -> tuple[Tensor, Tensor]:
+    """Does all of it in Python, where a number costs less than a tensor."""
+    if rule.kind == "dynamic":
+        for cell, before, after in zip(cells, _numbers(cells), settled(cells, rule), strict=False):
+            if before != after:
+                cell.fill_(after)
+    if cells[3].item():
+        cells[3].zero_()
+    cells[4].fill_(not math.isfinite(size))
+    around = 2 * min(max(_floor(size), _SMALLEST), _LARGEST)
+    scale = _floor(cells[0].item())
+    return torch.tensor(scale / around), torch.tensor(around / scale)
+
+
+def _floor(number: float) -> float:
+    """Does what `_power_of_two` does."""
+    return math.ldexp(0.5, math.frexp(number)[1]) if math.isfinite(number) else math.inf
 
 
 @functools.lru_cache(maxsize=64)
@@ -86,15 +109,17 @@ def parsed(rule: str) -> LossScale:
     return LossScale.parse(rule)
 
 
-def advance(cells: Cells, rule: LossScale, size: Tensor) -> None:
+def _advance(cells: Cells, rule: LossScale, size: Tensor) -> None:
     """Counts the pass that ended, and begins one with gradients of a size."""
     if rule.kind == "dynamic":
-        on_host = cells[0].is_cpu and not is_tracing()
-        state: tuple[Any, ...] = settled(cells, rule) if on_host else _next_on_device(cells, rule)
-        for cell, value in zip(cells, state, strict=False):
-            cell.fill_(value)
+        for cell, value in zip(cells, _next_on_device(cells, rule), strict=False):
+            cell.copy_(value)
     cells[3].zero_()
     cells[4].copy_(~size.isfinite())
+
+
+def _numbers(cells: Cells) -> list[float]:
+    return [cell.item() for cell in cells]
 
 
 def settled(cells: Cells, rule: LossScale) -> ScaleState:
@@ -102,7 +127,7 @@ def settled(cells: Cells, rule: LossScale) -> ScaleState:
 
     A gradient that was not finite when it entered says nothing about the scale.
     """
-    scale, steps, overflows, found, foreign = (cell.item() for cell in cells)
+    scale, steps, overflows, found, foreign = _numbers(cells)
     state, finite = ScaleState(scale, int(steps), int(overflows)), found <= foreign
     if state.finite_steps >= 0:
         return rule.next(state, finite=finite)
@@ -138,22 +163,25 @@ def scaled(tensors: Sequence[Tensor], factor: Tensor | None) -> tuple[Tensor, ..
     """Returns tensors times a factor, or the same values under new names."""
     if factor is None:
         return tuple(each.detach() for each in tensors)
-    if _private.in_transform() or any(_is_special(each, factor) for each in tensors):
+    if _private.in_transform() or not _are_alike(tensors, factor):
         return tuple(each * factor.to(each.device, non_blocking=True) for each in tensors)
     return tuple(torch._foreach_mul(list(tensors), factor))
 
 
-def _is_special(tensor: Tensor, factor: Tensor) -> bool:
-    return tensor.layout is not torch.strided or tensor.device != factor.device
+def _are_alike(tensors: Sequence[Tensor], factor: Tensor) -> bool:
+    """Returns whether the kernels that take many tensors at once can take these."""
+    device = factor.device
+    return all(each.layout is torch.strided and each.device == device for each in tensors)
 
 
 def check(gradients: Sequence[Tensor], cells: Cells) -> None:
     """Notes whether a gradient that left the region is not finite."""
-    found = cells[3]
     if _private.in_transform():
         return
+    found = cells[3]
     one = torch.ones((), dtype=torch.float32, device=found.device)
-    for other in unscale(by_kind(list(gradients)), one, found, again=False).values():
+    kinds = by_kind(list(gradients))
+    for other in unscale(kinds, one, found, again=False).values():
         if other is not found:
             found.copy_(torch.maximum(found, other.to(found.device, non_blocking=True)))
 

@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from halfstep.torch._autocast import Inside, Settings, settings_of
 from halfstep.torch._private import never_compile, set_frame_compiler
 from halfstep.torch._regions import _call, _graph
-from halfstep.torch._regions._slots import Substitution, slots, unique
+from halfstep.torch._regions._slots import (
+    Substitution,
+    attributes,
+    modules_of,
+    parameters,
+    put,
+    unique,
+)
 from halfstep.torch._regions._strays import refuse_strays
 from halfstep.torch._regions._tree import cast, cast_tensor, tensors_in, with_tensors
 from halfstep.torch._tracing import ready
@@ -80,7 +87,8 @@ class Forward:
     ) -> Any:
         """Runs a forward inside of which gradients are scaled."""
         module, region = self._owner(), self.region
-        found, given = slots(module), tensors_in((args, kwargs))
+        modules, given = modules_of(module), tensors_in((args, kwargs))
+        found = parameters(modules) + attributes(modules)
         held = unique(found)
         before = [*held.values(), *(each for each in given if each.requires_grad)]
         _graph.begin(region._cells_for(before), region._rule)
@@ -91,7 +99,7 @@ class Forward:
             with Substitution(found, dict(zip(held, after, strict=False))), Inside(settings):
                 output = forward(*args, **kwargs)
             _check_call(region, module, output, after)
-            return _leave(region, module, output, held)
+            return _leave(output, region._output_dtype, modules, held)
         finally:
             _graph.end()
 
@@ -151,19 +159,24 @@ def _check_call(
         refuse_strays(tensors_in(output), entered, type(module).__name__)
 
 
-def _leave(region: "Region", module: nn.Module, output: Any, held: dict[int, Tensor]) -> Any:
+def _leave(
+    output: Any, dtype: torch.dtype, modules: list[nn.Module], held: dict[int, Tensor]
+) -> Any:
     """Returns the output as it is seen outside of the region, and lets new attributes out too."""
-    dtype = region._output_dtype
-    tensors = [cast_tensor(each, dtype) for each in tensors_in(output)]
-    kept = [slot for slot in slots(module) if id(slot.tensor) not in held]
-    leaving = [each for each in tensors if each.requires_grad]
-    leaving += [cast_tensor(slot.tensor, dtype) for slot in kept]
-    # Copies, because what is inside must not change when somebody writes to what is outside.
-    left = iter(_graph.leave([each.clone() for each in leaving]) if leaving else ())
-    output = with_tensors(output, [next(left) if each.requires_grad else each for each in tensors])
+    tensors = tensors_in(output)
+    kept = [slot for slot in attributes(modules) if id(slot[2]) not in held]
+    leaving = [each for each in tensors if each.requires_grad] + [tensor for *_, tensor in kept]
+    left = iter(_graph.leave([_copied(each, dtype) for each in leaving]) if leaving else ())
+    rest = [next(left) if each.requires_grad else cast_tensor(each, dtype) for each in tensors]
     for slot in kept:
-        slot.put(next(left))
-    return output
+        put(slot, next(left))
+    return with_tensors(output, rest)
+
+
+def _copied(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns a copy: what is inside must not change when somebody writes to what is outside."""
+    changed = cast_tensor(tensor, dtype)
+    return changed.clone() if changed is tensor else changed
 
 
 def _around_graphs(forward: Forward, args: Any, kwargs: Any) -> Any:

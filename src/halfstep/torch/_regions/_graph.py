@@ -12,7 +12,7 @@ from halfstep.torch._tracing import constant, forget_attempts, in_graph, when_ab
 
 # Together, because each crossing costs a few microseconds; not all, because their gradients
 # leave together too.
-_TOGETHER = 16
+_TOGETHER = 32
 
 
 @in_graph

@@ -20,8 +20,8 @@ from halfstep.torch._scaling._fused import lacks_state, takes_scaler
 from halfstep.torch._scaling._gradients import ParameterNames, check, gradients_of
 from halfstep.torch._scaling._iteration import total
 from halfstep.torch._scaling._optimizers import PerOptimizer
-from halfstep.torch._scaling._records import Facts, skipped_record, taken_record, unknown_record
-from halfstep.torch._scaling._steps import StepRecord
+from halfstep.torch._scaling._records import Facts, skipped_record, unknown_record
+from halfstep.torch._scaling._steps import Lazy, StepRecord
 from halfstep.torch._telling import telling
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Guard:
                 if any(region._backs_off() for region in self.regions):
                     continue
                 break
-            self._note(optimizer, taken_record(self._facts()))
+            self._note(optimizer, StepRecord(scale=self._scale()))
             return result
         self._skip(optimizer)
         # Else whoever adds to gradients would add to these.
@@ -137,7 +137,7 @@ class Guard:
 
     def _take(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         result = self._step(*args, **kwargs)
-        self._note(optimizer, taken_record(self._facts()))
+        self._note(optimizer, StepRecord(scale=self._scale()))
         return result
 
     def _skip(self, optimizer: Optimizer) -> None:
@@ -150,17 +150,19 @@ class Guard:
 
     def _facts(self) -> Facts:
         regions = list(self.regions)
-        modules = [module for region in regions if (module := region._module()) is not None]
-        scaled = [region for region in regions if region._scaled]
-        if not scaled:
-            return Facts(ParameterNames(*modules))
-        foreign = [region._cells[4].clone() for region in scaled]
-        return Facts(
-            ParameterNames(*modules),
-            scaled[0]._cells[0].clone().item,
-            lambda: any(each.item() for each in foreign),
-            ARRIVED,
-        )
+        names = ParameterNames(*filter(None, (region._module() for region in regions)))
+        foreign = [region._cells[4].clone() for region in regions if region._scaled]
+        if not foreign:
+            return Facts(names)
+        return Facts(names, self._scale(), lambda: any(each.item() for each in foreign), ARRIVED)
+
+    def _scale(self) -> Lazy[float]:
+        """Returns the scale of the first region that has one, or what will tell it."""
+        for region in self.regions:
+            if region._scaled:
+                scale = region._cells[0]
+                return scale.item() if scale.is_cpu else scale.clone().item
+        return 1.0
 
     def _note(self, optimizer: Optimizer, record: StepRecord) -> None:
         for region in self.regions:

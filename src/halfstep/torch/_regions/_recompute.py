@@ -9,7 +9,7 @@ from torch import nn
 
 from halfstep.torch._regions import _call, _graph
 from halfstep.torch._regions._call import Call
-from halfstep.torch._regions._slots import Substitution, slots, unique
+from halfstep.torch._regions._slots import Substitution, attributes, modules_of, parameters, unique
 
 
 def bind(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,7 +32,8 @@ def bind(function: Callable[..., Any]) -> Callable[..., Any]:
 @contextlib.contextmanager
 def _again(call: Call, module: nn.Module | None) -> Iterator[None]:
     """Lets a module hold, as in the call, what came in through the boundary."""
-    found = [] if module is None else slots(module)
+    modules = [] if module is None else modules_of(module)
+    found = parameters(modules) + attributes(modules)
     held = unique(found)
     _call.push(call.within())
     try:

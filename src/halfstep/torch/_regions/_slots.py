@@ -1,54 +1,94 @@
 """Where modules hold tensors that require a gradient, and what stands there for a while."""
 
-from typing import Any, NamedTuple
+import contextlib
+from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from halfstep.torch._regions._tree import rebuilt_tuple
 
-
-class Slot(NamedTuple):
-    """A place that holds a tensor: a key of a dict, or an index of a list."""
-
-    holder: Any
-    key: Any
-    tensor: Tensor
-
-    def put(self, tensor: Tensor) -> None:
-        """Puts a tensor into the place, if it still holds the one that it is known for."""
-        # A forward may put something new there, which then stays.
-        if _get(self.holder, self.key) is self.tensor:
-            self.holder[self.key] = tensor
-
-    def holding(self, tensor: Tensor) -> "Slot":
-        """Returns the same place with another tensor in it."""
-        return Slot(self.holder, self.key, tensor)
+# A place that holds a tensor: a dict and its key, or a list and its index; and the tensor.
+Slot: TypeAlias = tuple[Any, Any, Tensor]
 
 
-def slots(module: nn.Module) -> list[Slot]:
-    """Returns the places in a module, and in those inside of it, whose tensor has a gradient.
+def modules_of(module: nn.Module) -> list[nn.Module]:
+    """Returns a module and those inside of it, each once; several times as fast as `modules`."""
+    found = {module: None}
+    waiting = [module]
+    while waiting:
+        for child in waiting.pop()._modules.values():
+            if child is not None and child not in found:
+                found[child] = None
+                waiting.append(child)
+    return list(found)
 
-    Parameters, and attributes that are tensors or hold tensors in a list or dict, such as the
-    weights that a recurrent network hands to its kernels, or a state kept from call to call.
+
+def parameters(modules: list[nn.Module]) -> list[Slot]:
+    """Returns the places of parameters that require a gradient."""
+    return [
+        (each._parameters, name, parameter)
+        for each in modules
+        for name, parameter in each._parameters.items()
+        if parameter is not None and parameter.requires_grad
+    ]
+
+
+def attributes(modules: list[nn.Module]) -> list[Slot]:
+    """Returns the places of attributes that require a gradient.
+
+    Tensors, and what a list, dict or tuple of them holds, such as the weights that a recurrent
+    network hands to its kernels, or a state that is kept from call to call.
     """
     found: list[Slot] = []
-    for each in module.modules():
-        _look_into(each._parameters, found)
-        attributes = vars(each)
-        for name, value in attributes.items():
-            if isinstance(value, Tensor):
-                if value.requires_grad:
-                    found.append(Slot(attributes, name, value))
-            elif isinstance(value, tuple):
-                _look_into(_Tuple(attributes, name), found)
-            elif value and type(value) in (list, dict) and name not in _OWN:
-                _look_into(value, found)
+    for each in modules:
+        names = vars(each)
+        kind = type(each), len(names)
+        if kind not in _plain:
+            others = [(name, names[name]) for name in names if name not in _OWN]
+            others = [(name, value) for name, value in others if not _is_number(value)]
+            for name, value in others:
+                _look_at(names, name, value, found)
+            _note_plain(kind, others)
     return found
 
 
 # What nn.Module keeps for itself in each instance.
 _OWN = frozenset(vars(nn.Module()))
+_NUMBERS = frozenset((int, float, bool, str, type(None), torch.Size))
+
+# Classes of PyTorch, with how many attributes, in which only numbers were found. Those classes
+# put nothing else there, and if somebody does the number of attributes differs.
+_plain: set[tuple[type, int]] = set()
+
+
+def _is_number(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return all(type(each) in _NUMBERS for each in value)
+    return type(value) in _NUMBERS
+
+
+def _note_plain(kind: tuple[type, int], others: list[Any]) -> None:
+    # A graph would have to be guarded by what is noted.
+    if others or torch.compiler.is_compiling():
+        return
+    if kind[0].__module__.startswith("torch.nn.modules."):
+        _plain.add(kind)
+
+
+def _look_at(names: dict[str, Any], name: str, value: Any, found: list[Slot]) -> None:
+    if isinstance(value, Tensor):
+        if value.requires_grad:
+            found.append((names, name, value))
+    elif isinstance(value, (list, tuple)):
+        holder = _Tuple(names, name) if isinstance(value, tuple) else value
+        found += [(holder, place, each) for place, each in enumerate(value) if _counts(each)]
+    elif isinstance(value, dict):
+        found += [(value, key, each) for key, each in value.items() if _counts(each)]
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 class _Tuple:
@@ -72,26 +112,18 @@ class _Tuple:
         self._attributes[self._name] = rebuilt_tuple(self._items(), [*pairs.items()])
 
 
-def _look_into(holder: Any, found: list[Slot]) -> None:
-    for key, value in holder.items() if isinstance(holder, dict) else enumerate(holder):
-        if isinstance(value, Tensor) and value.requires_grad:
-            found.append(Slot(holder, key, value))
-
-
-def _get(holder: Any, key: Any) -> Any:
-    if isinstance(holder, dict):
-        return holder.get(key)
-    return holder[key] if key < len(holder) else None
-
-
 def unique(found: list[Slot]) -> dict[int, Tensor]:
     """Returns the tensors in the places, each once, by their id."""
-    return {id(slot.tensor): slot.tensor for slot in found}
+    return {id(tensor): tensor for _, _, tensor in found}
 
 
-def has_lazy(found: list[Slot]) -> bool:
-    """Returns whether a parameter gets its shape only in the forward to come."""
-    return any(is_lazy(slot.tensor) for slot in found)
+def put(place: Slot, tensor: Tensor) -> None:
+    """Puts a tensor into a place, if it still holds the one that it is known for."""
+    holder, key, before = place
+    # A forward may put something new there, or take it away.
+    with contextlib.suppress(KeyError, IndexError):
+        if holder[key] is before:
+            holder[key] = tensor
 
 
 class Substitution:
@@ -103,12 +135,13 @@ class Substitution:
     """
 
     def __init__(self, found: list[Slot], new: dict[int, Tensor]) -> None:
-        self._pairs = [(slot, slot.holding(new[id(slot.tensor)])) for slot in found]
+        self._found = found
+        self._new = new
 
     def __enter__(self) -> None:
-        for before, during in self._pairs:
-            before.put(during.tensor)
+        for holder, key, tensor in self._found:
+            holder[key] = self._new[id(tensor)]
 
     def __exit__(self, *error: object) -> None:
-        for before, during in self._pairs:
-            during.put(before.tensor)
+        for holder, key, tensor in self._found:
+            put((holder, key, self._new[id(tensor)]), tensor)
