@@ -19,7 +19,7 @@ from halfstep.errors import (
     UsageError,
 )
 from halfstep.torch._scaler import GradScaler
-from halfstep.torch._scaling._fused import _lacks_state
+from halfstep.torch._scaling._fused import lacks_state
 from halfstep.torch._scaling._steps import SkippedStepsWarning
 
 
@@ -859,13 +859,13 @@ def test_a_skipped_first_step_of_a_fused_optimizer_leaves_no_state(unscale):
 
 def test_which_fused_optimizers_lack_state():
     loop = Loop(lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.5, fused=True))
-    assert not _lacks_state(loop.optimizer)
+    assert not lacks_state(loop.optimizer)
     loop.backward()
-    assert _lacks_state(loop.optimizer)
+    assert lacks_state(loop.optimizer)
     loop.scaler.step(loop.optimizer)
-    assert not _lacks_state(loop.optimizer)
+    assert not lacks_state(loop.optimizer)
     plain = torch.optim.SGD([loop.parameter], fused=True)
-    assert not _lacks_state(plain)
+    assert not lacks_state(plain)
 
 
 def test_the_older_fused_protocol():

@@ -3,6 +3,7 @@
 import functools
 import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ class _Everywhere:
         self.policy = policy
         self._regions: list[Region] = []
         self._guards: list[Guard] = []
+        self._left_alone: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._call, self._init = nn.Module.__call__, Optimizer.__init__
         nn.Module.__call__ = _calling(self._call, self.enclose)  # type: ignore[method-assign]
         Optimizer.__init__ = _making(self._init, self.watch)  # type: ignore[method-assign]
@@ -46,15 +48,22 @@ class _Everywhere:
         module = module.__dict__.get("_modules", {}).get("_orig_mod", module)
         if _state.entered() or isinstance(module.__dict__.get("forward"), Forward):
             return
+        if module in self._left_alone:
+            return
         dtypes = {each.dtype for each in module.parameters() if each.requires_grad}
         # Without parameters there is nothing to scale; float16 ones were someone's own choice.
         if not dtypes or torch.float16 in dtypes or isinstance(module, torch.jit.ScriptModule):
             return
         with _lock:
             region = prepare(module, policy=self.policy)
+            region._on_stray = lambda _: self._leave_alone(module, region)
             self._regions.append(region)
             for each in self._guards:
                 self._join(each, region)
+
+    def _leave_alone(self, module: nn.Module, region: Region) -> None:
+        self._left_alone.add(module)
+        region.remove()
 
     def watch(self, optimizer: Optimizer) -> None:
         """Makes an optimizer skip steps from gradients that are not finite."""
@@ -100,7 +109,8 @@ def set_global_policy(policy: Policy | str) -> None:
     each module inside is a region of its own), parameters that are used by a function rather than
     a module, modules that are called only within a function given to `torch.compile`, and
     optimizers that are not a `torch.optim.Optimizer`. What runs inside `halfstep.torch.autocast`,
-    and models that have float16 parameters or were prepared already, are left alone.
+    and models that have float16 parameters, read tensors with gradients that are not theirs, or
+    were prepared already, are left alone.
 
     Args:
         policy: The policy, or its text.

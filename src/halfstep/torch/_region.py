@@ -21,6 +21,7 @@ from halfstep.torch._regions._factor import Cells, fresh, overflowed, settled
 from halfstep.torch._regions._forward import Forward, device_of
 from halfstep.torch._regions._graph import Capture
 from halfstep.torch._regions._guard import guard
+from halfstep.torch._regions._strays import refuse
 from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord, advice
 
 _OVERFLOW = "gradients were not finite"
@@ -50,6 +51,7 @@ class Region:
         self._optimizers: list[Callable[[], Optimizer | None]] = []
         self._known_scale = policy.scale.init_scale
         self._calls = 0
+        self._on_stray: Callable[[Any], None] = refuse
         self._capture = Capture()
 
     @property

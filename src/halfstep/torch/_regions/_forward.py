@@ -4,7 +4,7 @@ import copy
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from halfstep.torch._autocast import Inside, Settings, settings_of
 from halfstep.torch._private import never_compile, set_frame_compiler
 from halfstep.torch._regions import _call, _graph
+from halfstep.torch._regions._crossing import entered, left
+from halfstep.torch._regions._hooks import Outside, hooks
 from halfstep.torch._regions._slots import (
     Substitution,
     attributes,
@@ -21,8 +23,8 @@ from halfstep.torch._regions._slots import (
     put,
     unique,
 )
-from halfstep.torch._regions._strays import refuse_strays
-from halfstep.torch._regions._tree import cast, cast_tensor, tensors_in, with_tensors
+from halfstep.torch._regions._strays import strays
+from halfstep.torch._regions._tree import cast, tensors_in
 from halfstep.torch._tracing import ready
 
 if TYPE_CHECKING:
@@ -86,19 +88,22 @@ class Forward:
         self, forward: Callable[..., Any], settings: Settings, args: Any, kwargs: Any
     ) -> Any:
         """Runs a forward inside of which gradients are scaled."""
-        module, region = self._owner(), self.region
-        modules, given = modules_of(module), tensors_in((args, kwargs))
-        found = parameters(modules) + attributes(modules)
-        held = unique(found)
-        before = [*held.values(), *(each for each in given if each.requires_grad)]
-        _graph.begin(region._cells_for(before), region._rule)
+        region, modules = self.region, modules_of(self._owner())
+        places = parameters(modules) + attributes(modules)
+        held = unique(places)
+        _graph.begin(region._cells_for([*held.values()]), region._rule)
         try:
-            after = _graph.enter(before) if before else []
-            args, kwargs = _with_entered(args, kwargs, given, after[len(held) :])
             _mark_call(region)
-            with Substitution(found, dict(zip(held, after, strict=False))), Inside(settings):
+            inside = dict(zip(held, _graph.enter([*held.values()]), strict=True))
+            args, kwargs = entered((args, kwargs))
+            with (
+                Substitution(places, inside),
+                Outside(hooks(modules[1:]), region._output_dtype),
+                Inside(settings),
+            ):
                 output = forward(*args, **kwargs)
-            _check_call(region, module, output, after)
+            if not _is_closed(region, output, [*inside.values(), *tensors_in((args, kwargs))]):
+                return cast(output, region._output_dtype)
             return _leave(output, region._output_dtype, modules, held)
         finally:
             _graph.end()
@@ -130,53 +135,33 @@ def device_of(module: nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
-def _with_entered(
-    args: Any, kwargs: Any, given: Sequence[Tensor], entered: Sequence[Tensor]
-) -> tuple[Any, Any]:
-    """Returns the arguments with what has a gradient as the region sees it."""
-    if not entered:
-        return args, kwargs
-    rest = iter(entered)
-    tensors = [next(rest) if each.requires_grad else each for each in given]
-    entered_args, entered_kwargs = with_tensors((args, kwargs), tensors)
-    return entered_args, entered_kwargs
-
-
 def _mark_call(region: "Region") -> None:
     """Lets what is computed again in backward find its module; a graph holds both anyway."""
     if not torch.compiler.is_compiling():
         _call.current().module = region._module
 
 
-def _check_call(
-    region: "Region", module: nn.Module, output: Any, entered: Sequence[Tensor]
-) -> None:
-    """Looks, ever more rarely, whether the forward read what had not entered."""
+def _is_closed(region: "Region", output: Any, inside: list[Tensor]) -> bool:
+    """Looks, ever more rarely, whether the forward read nothing but what had entered."""
     if torch.compiler.is_compiling():
-        return
+        return True
     region._calls += 1
-    if region._calls.bit_count() == 1:
-        refuse_strays(tensors_in(output), entered, type(module).__name__)
+    found = strays(tensors_in(output), inside) if region._calls.bit_count() == 1 else []
+    if found:
+        # Raises an error, unless the region would rather end.
+        region._on_stray(found[0])
+    return not found
 
 
 def _leave(
     output: Any, dtype: torch.dtype, modules: list[nn.Module], held: dict[int, Tensor]
 ) -> Any:
-    """Returns the output as it is seen outside of the region, and lets new attributes out too."""
-    tensors = tensors_in(output)
-    kept = [slot for slot in attributes(modules) if id(slot[2]) not in held]
-    leaving = [each for each in tensors if each.requires_grad] + [tensor for *_, tensor in kept]
-    left = iter(_graph.leave([_copied(each, dtype) for each in leaving]) if leaving else ())
-    rest = [next(left) if each.requires_grad else cast_tensor(each, dtype) for each in tensors]
-    for slot in kept:
-        put(slot, next(left))
-    return with_tensors(output, rest)
-
-
-def _copied(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns a copy: what is inside must not change when somebody writes to what is outside."""
-    changed = cast_tensor(tensor, dtype)
-    return changed.clone() if changed is tensor else changed
+    """Lets the output out, together with what the forward put into attributes."""
+    kept = [place for place in attributes(modules) if id(place[2]) not in held]
+    output, values = left((output, [tensor for *_, tensor in kept]), dtype)
+    for place, value in zip(kept, values, strict=True):
+        put(place, value)
+    return output
 
 
 def _around_graphs(forward: Forward, args: Any, kwargs: Any) -> Any:

@@ -44,19 +44,14 @@ def strays(outputs: Iterable[Tensor], entered: Iterable[Tensor]) -> list[Tensor 
     return found
 
 
-def _described(stray: Tensor | Node) -> str:
-    """Returns what a person recognises it by."""
+def refuse(stray: Tensor | Node) -> None:
+    """Raises an error for what a region must not read."""
     if isinstance(stray, Tensor):
-        return f"a tensor of shape {tuple(stray.shape)}"
-    return f"the result of {stray.name()} from outside of the call"
-
-
-def refuse_strays(outputs: Iterable[Tensor], entered: Iterable[Tensor], model: str) -> None:
-    """Raises an error if there are any."""
-    found = strays(outputs, entered)
-    if found:
-        raise UsageError(
-            f"A region needs every tensor with a gradient to be a parameter, an attribute or an "
-            f"argument of the model, got {_described(found[0])} in the forward of {model}. "
-            "Register it with register_parameter(), or pass it as an argument."
-        )
+        what = f"a tensor of shape {tuple(stray.shape)} that is neither"
+    else:
+        what = f"the result of {stray.name()} from outside"
+    raise UsageError(
+        "A region needs every tensor with a gradient that its forward reads to be a parameter or "
+        f"attribute of the model, or an argument, got {what}. Its gradient would be scaled. "
+        "Register it with register_parameter(), or pass it as an argument."
+    )
