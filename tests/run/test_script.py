@@ -80,9 +80,12 @@ SCRIPTS = {
         raise ValueError("text")
     """,
     "the end": """
-        import atexit, threading, time
+        import atexit, threading
         atexit.register(print, "at exit")
-        threading.Thread(target=lambda: print(__name__, "thread")).start()
+        def late():
+            threading.main_thread().join()
+            print(__name__, "thread")
+        threading.Thread(target=late).start()
         print("main")
     """,
     "an error in a thread": """

@@ -37,14 +37,3 @@ class telling:
 def is_telling() -> bool:
     """Returns whether this thread makes an optimizer step that it tells about itself."""
     return _depth.value > 0
-
-
-def is_told_around() -> bool:
-    """Returns whether a step that tells about itself is made by one that does so too.
-
-    Example:
-        >>> with telling():
-        ...     is_told_around()
-        False
-    """
-    return _depth.value > 1
