@@ -61,7 +61,7 @@ TRAININGS = {
     "gan": Training("gan.py --niter 2", 58, 0.024, optimizers=2, float16=CONVOLUTIONS_TOO),
     "gpt2": Training("hf.py --steps 30", 30, 0.0089, factor=0.5),
     "llama": Training(LLAMA, 30, 0.024, factor=0.5),
-    "package": Training("-m pkg --steps 8", 8, 0.0013),
+    "package": Training("-m pkg --steps 4", 4, 0.010),
 }
 
 
