@@ -83,6 +83,7 @@ NAMES = {
         "Explanation",
         "GradScaler",
         "History",
+        "Region",
         "RoundedStateWarning",
         "ScaleChange",
         "SkippedStepsWarning",
@@ -91,7 +92,10 @@ NAMES = {
         "autocast",
         "custom_bwd",
         "custom_fwd",
+        "global_policy",
+        "prepare",
         "saved_bytes",
+        "set_global_policy",
     ],
 }
 
