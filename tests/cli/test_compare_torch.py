@@ -111,4 +111,4 @@ def test_two_scalers_are_counted_like_one_with_two_optimizers(tmp_path, capsys):
     assert len(one.step_seconds) == len(two.step_seconds) == 5
     assert two.saved_bytes == pytest.approx(one.saved_bytes, rel=0.01)
     out = " ".join(capsys.readouterr().out.split())
-    assert out.count("2 GradScalers: steps/s, saved for backward and last scale are those") == 1
+    assert out.count("2 optimizers or GradScalers: steps/s, saved for backward and") == 1

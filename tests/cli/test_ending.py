@@ -1,0 +1,93 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from halfstep.cli._ending import show_ending
+from halfstep.run import RunResult, Skip, why_untrained
+
+VERSIONS = (("python", "3.11"), ("torch", "2.13"))
+RUN = {
+    "policy": "mixed_float16",
+    "steps": 20,
+    "optimizer_steps": 20,
+    "scalers": 1,
+    "losses": tuple(2.0 - 0.1 * i for i in range(20)),
+    "step_seconds": (0.5,) * 19,
+    "scale": 65536.0,
+    "saved_bytes": 2048,
+    "peak_memory": 3 * 2**20,
+    "peak_memory_kind": "allocated on CUDA",
+    "device": "H200",
+    "versions": VERSIONS,
+}
+
+
+def shown(chosen=False, **values):
+    console = Console(file=io.StringIO(), width=80)
+    show_ending(console, "train.py", RunResult(**RUN | values), chosen=chosen)
+    return console.file.getvalue()
+
+
+def test_a_run():
+    lines = shown().splitlines()
+    assert [line.rstrip() for line in lines[:4]] == [
+        "halfstep: train.py",
+        "  policy              mixed_float16",
+        "  steps               20",
+        "  skipped             0 of 20",
+    ]
+    assert lines[4].startswith("  loss                2 to 0.15 (mean of the last tenth)  █")
+    assert [line.rstrip() for line in lines[5:]] == [
+        "  steps/s             2",
+        "  peak memory         3 MiB (allocated on CUDA)",
+        "  saved for backward  2 KiB in one step",
+        "  last scale          65536",
+        "  H200; python 3.11, torch 2.13",
+    ]
+
+
+def test_the_choice_is_told():
+    assert "mixed_float16 (chosen for this device; --policy sets it)" in shown(chosen=True)
+
+
+def test_what_is_unknown_is_left_out():
+    text = shown(losses=(), step_seconds=(), saved_bytes=None, peak_memory=None, scale=None)
+    for label in ("loss", "steps/s", "peak", "saved", "scale"):
+        assert label not in text
+
+
+def test_skipped_steps_come_with_the_most_frequent_reasons():
+    reasons = ["inf in a", "inf in b", "inf in b", "inf in c", "inf in d", "inf in e"]
+    text = shown(skipped=tuple(Skip(i, reason) for i, reason in enumerate(reasons)))
+    assert "6 of 20: inf in b (2x); inf in a (1x); inf in c (1x); and 2 more reasons" in text
+
+
+def test_several_optimizers():
+    text = shown(scalers=2, optimizer_steps=40)
+    assert "20 of the first of 2 optimizers, 40 of all" in text
+
+
+def test_a_run_of_one_step_and_losses_that_are_not_finite():
+    text = shown(steps=1, losses=(float("nan"),))
+    assert "nan to nan" in text
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"optimizer_steps": 2, "losses": (1.0,)}, "scaler.update() never was"),
+        ({"backwards": 1}, "1 backward pass was seen, but no step of a torch.optim.Optimizer"),
+        ({"backwards": 2, "losses": (1.0,)}, "2 backward passes were seen, but no step of"),
+        ({"losses": (1.0,)}, "losses were scaled, but neither backward() nor"),
+        ({}, "PyTorch was not imported"),
+        ({"versions": VERSIONS}, "neither a call of backward() nor an optimizer step was seen"),
+    ],
+)
+def test_why_nothing_was_trained(values, reason):
+    run = RunResult(policy="float32", **values)
+    assert reason in why_untrained(run)
+    console = Console(file=io.StringIO(), width=500)
+    show_ending(console, "train.py", run, chosen=True)
+    text = console.file.getvalue()
+    assert text == f"halfstep: nothing was trained in train.py: {why_untrained(run)}.\n"
