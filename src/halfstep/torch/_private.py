@@ -163,6 +163,19 @@ def backward_pass() -> int:
     return torch._C._current_graph_task_id()
 
 
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the numbers below the wrappers of torch.func, of a whole batch at once."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def is_old_batch(tensor: torch.Tensor) -> bool:
+    """Returns whether it is a batch of `torch.autograd`, most operations on which are missing."""
+    return torch._C._functorch.is_legacy_batchedtensor(tensor)
+
+
 def in_transform() -> bool:
     """Returns whether a transform of torch.func is going on in this thread."""
     return torch._C._functorch.maybe_current_level() is not None

@@ -83,7 +83,7 @@ def cross(
 ) -> tuple[Tensor, ...]:
     """Lets tensors cross the boundary."""
     if not torch.is_grad_enabled():
-        return way.forward(call, factor, *tensors)
+        return tuple(tensors) if factor is None else way.forward(call, factor, *tensors)
     if in_transform():
         return way.apply(call, factor, *tensors)
     # What `apply` itself does in this case, less binding the signature of `forward`: most of it.

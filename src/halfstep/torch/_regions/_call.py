@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from halfstep.torch import _private
-from halfstep.torch._regions._factor import Cells, choose
+from halfstep.torch._regions._factor import Cells, Factors, choose
 
 
 class Call:
@@ -26,7 +26,7 @@ class Call:
         self.module: Callable[[], nn.Module | None] | None = None
         self._rule = rule
         self._pass: int | None = None
-        self._factors: tuple[Tensor, Tensor] | None = None
+        self._factors: Factors | None = None
 
     def begin(self, gradients: Sequence[Tensor], factor: Tensor | None) -> Tensor | None:
         """Returns what gradients that enter are multiplied by, in the present pass.

@@ -9,6 +9,7 @@ multiplied by. And no sum of what entered, such as the gradient of a bias, can b
 import functools
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from halfstep.torch._tracing import is_tracing
 # scale, finite passes in a row, overflows, whether a gradient that left was not finite, and
 # whether one was not finite when it entered.
 Cells = list[Tensor]
+
+# By what gradients are multiplied going in and coming out, None for not at all.
+Factors: TypeAlias = tuple[Tensor | None, Tensor | None]
 
 _EXPONENT = 0x7F800000
 # In place of finite passes: before the first pass, and as long as none was finite. Until then the
@@ -42,10 +46,10 @@ def fresh(state: ScaleState, device: torch.device) -> Cells:
     ]
 
 
-def choose(
-    cells: Cells, rule: str, gradients: Sequence[Tensor], factor: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def choose(cells: Cells, rule: str, gradients: Sequence[Tensor], factor: Tensor | None) -> Factors:
     """Moves the scale on by what the pass before did, and returns the factor and its inverse."""
+    if any(map(_private.is_old_batch, gradients)):
+        return None, None
     with torch.no_grad():
         size = _size(gradients, cells[0].device)
         size = size if factor is None else size * factor.abs()
@@ -59,7 +63,7 @@ def choose(
 
 def _size(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
     """Returns the sum of all magnitudes."""
-    sizes = [_norm(each.detach(), device) for each in gradients if each.numel()]
+    sizes = [_norm(_private.unwrapped(each).detach(), device) for each in gradients if each.numel()]
     if len(sizes) == 1:
         return sizes[0]
     return torch.stack(sizes).sum() if sizes else torch.zeros((), device=device)
