@@ -25,7 +25,7 @@ from halfstep.torch._regions._slots import (
 )
 from halfstep.torch._regions._strays import strays
 from halfstep.torch._regions._tree import cast, tensors_in
-from halfstep.torch._tracing import ready
+from halfstep.torch._tracing import constant, ready
 
 if TYPE_CHECKING:
     from halfstep.torch._region import Region
@@ -53,6 +53,8 @@ class Forward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         ready()
+        if _is_exporting():
+            return self.__wrapped__(*args, **kwargs)
         if not torch.compiler.is_compiling():
             return self._run(self.__wrapped__, args, kwargs)
         capture = self.region._capture
@@ -118,6 +120,10 @@ class Forward:
         assert module is not None  # it holds this, and calls it
         return module
 
+    def __getattr__(self, name: str) -> Any:
+        # What is asked of a method, such as its code and its globals.
+        return getattr(self.__wrapped__, name)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "Forward":
         module = memo.get(id(self._owner()), self._owner())
         return Forward(self.region._copied(module), module, copy.deepcopy(self.original, memo))
@@ -126,6 +132,13 @@ class Forward:
         if self.original is not None:
             return functools.partial, (self.original,)
         return getattr, (self._owner(), "forward")
+
+
+# Run for real by a tracer, which answers the question itself, and not in every version right.
+@constant
+def _is_exporting() -> bool:
+    """Returns whether a program is made of the model, which can hold no region."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
 def device_of(module: nn.Module) -> torch.device:

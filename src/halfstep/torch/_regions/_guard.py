@@ -22,7 +22,7 @@ from halfstep.torch._scaling._iteration import total
 from halfstep.torch._scaling._optimizers import PerOptimizer
 from halfstep.torch._scaling._records import Facts, skipped_record, unknown_record
 from halfstep.torch._scaling._steps import Lazy, StepRecord
-from halfstep.torch._telling import telling
+from halfstep.torch._telling import is_telling, telling
 
 if TYPE_CHECKING:
     from halfstep.torch._region import Region
@@ -83,8 +83,9 @@ class Guard:
         """Steps the optimizer, unless a gradient is not finite."""
         optimizer = self.optimizer()
         assert optimizer is not None
-        # A scaler that hands over what it found has looked already; without a region nobody asked.
-        if hasattr(optimizer, "found_inf") or _guards.get(optimizer) is not self:
+        # A scaler has looked already: ours says so, PyTorch's hands over what it found.
+        looked = is_telling() or hasattr(optimizer, "found_inf")
+        if looked or _guards.get(optimizer) is not self:
             return self._step(*args, **kwargs)
         with telling():
             if closure_of(args, kwargs) is not None:
