@@ -39,6 +39,19 @@ class Net(nn.Module):
         return self.second(self.first(values).tanh()) * factor
 
 
+class Probe(nn.Module):
+    """Notes the dtype that a module computes in."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, values):
+        out = self.inner(values)
+        self.seen.append(out.dtype)
+        return out
+
+
 def made(policy=FLOAT16, optimizer_class=torch.optim.SGD):
     model = Net()
     optimizer = optimizer_class(model.parameters(), lr=0.1)
@@ -235,8 +248,8 @@ def test_a_deep_copy_is_a_region_of_its_own():
         other(torch.full((3, 4), 0.5), factor=torch.inf).sum().backward()
     assert region.state_dict() == before
     assert model.first.weight.grad.isfinite().all()
-    seen = []
-    other.first.register_forward_hook(lambda *them: seen.append(them[2].dtype))
+    other.second, seen = Probe(other.second), []
+    other.second.seen = seen
     other(torch.ones(3, 4))
     assert seen == [torch.float16]
     region.remove()
@@ -473,11 +486,12 @@ def test_two_threads_call_one_model(policy):
 
 def test_models_in_several_threads_follow_their_own_policy():
     policies = ["mixed_float16", "mixed_bfloat16", "float32"]
-    seen = {policy: set() for policy in policies}
+    dtypes = {policy: [] for policy in policies}
 
     def work(policy):
         model, optimizer, _ = made(policy)
-        model.first.register_forward_hook(lambda *them: seen[policy].add(them[2].dtype))
+        model.second = Probe(model.second)
+        model.second.seen = dtypes[policy]
         for _ in range(20):
             step(model, optimizer)
 
@@ -486,7 +500,8 @@ def test_models_in_several_threads_follow_their_own_policy():
         thread.start()
     for thread in threads:
         thread.join()
-    assert list(seen.values()) == [{torch.float16}, {torch.bfloat16}, {torch.float32}]
+    seen = [set(each) for each in dtypes.values()]
+    assert seen == [{torch.float16}, {torch.bfloat16}, {torch.float32}]
 
 
 def test_a_forward_that_fails_leaves_the_model_as_it_was():

@@ -82,14 +82,21 @@ OUTER_AND_INNER = [
 def test_a_region_in_a_region(outer, inner, factor):
     seen = []
 
+    class Probe(nn.Module):
+        def forward(self, values):
+            seen.append(values.dtype)
+            return values
+
     def make():
-        return nn.Sequential(nn.Linear(6, 6), network(1, outputs=6), nn.Linear(6, 2))
+        inner = network(1, outputs=6).append(Probe())
+        return nn.Sequential(nn.Linear(6, 6), inner, nn.Linear(6, 2))
 
     def enclose(model):
         prepare(model[1], policy=inner)
         prepare(model, policy=outer)
-        model[1][0].register_forward_hook(lambda *them: seen.append(them[2].dtype))
 
-    compare(gradients(off, make, factor), gradients(enclose, make, factor), FLOAT16)
+    expected = gradients(off, make, factor)
+    seen.clear()
+    compare(expected, gradients(enclose, make, factor), FLOAT16)
     low = {FLOAT16: torch.float16, "mixed_bfloat16": torch.bfloat16}
     assert seen == [low.get(inner, torch.float32)]

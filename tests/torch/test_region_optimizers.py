@@ -348,7 +348,7 @@ def test_a_loss_that_is_not_finite_does_not_lower_the_scale(policy, bad):
 def test_the_floor_is_an_error_that_names_the_parameters():
     model = Amplifier(6e4)
     optimizer = optim.SGD(model.parameters(), lr=1e-6)
-    prepare(model, optimizer, "compute_dtype=float16,scale=dynamic(init_scale=32.0,min_scale=16.0)")
+    prepare(model, optimizer, "compute_dtype=float16,scale=dynamic(init_scale=64.0,min_scale=32.0)")
 
     def step():
         optimizer.zero_grad()
@@ -359,7 +359,7 @@ def test_the_floor_is_an_error_that_names_the_parameters():
     with pytest.raises(NonFiniteError) as error:
         step()
     assert str(error.value) == (
-        "The region needs finite gradients at its smallest scale, but gradients held inf at 16, "
+        "The region needs finite gradients at its smallest scale, but gradients held inf at 32, "
         "and min_scale lets it go no lower. The loss was finite. Parameters with non-finite "
         "gradients: weight (inf). Compute the operations behind them in float32, use bfloat16, or "
         "lower the learning rate."

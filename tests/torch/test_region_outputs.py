@@ -236,14 +236,7 @@ def test_a_loss_computed_inside(policy, factor):
     assert ((gradient(policy) - expected).norm() / expected.norm()).item() < 0.01
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        pytest.param(policy, marks=pytest.mark.xfail(strict=True, reason="float64 gradients"))
-        for policy in (FLOAT16, FLOAT32)
-    ]
-    + ["mixed_bfloat16"],
-)
+@pytest.mark.parametrize("policy", [FLOAT16, "mixed_bfloat16", FLOAT32])
 def test_other_dtypes_leave_as_they_are(policy):
     class Other(nn.Module):
         def __init__(self):
@@ -343,6 +336,26 @@ def test_an_attribute_set_in_forward_leaves_too(kind, policy):
     torch.testing.assert_close(aux.float(), kept, atol=0.01, rtol=0.01)
     for one, other in zip(expected, got, strict=True):
         torch.testing.assert_close(other, one, atol=1e-3, rtol=0.02)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_attribute_that_a_hook_sets_leaves_too(policy):
+    def gradient(policy):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
+        model[0].aux = None
+        model[0].register_forward_hook(
+            lambda module, given, out: setattr(module, "aux", out.square().mean())
+        )
+        if policy:
+            prepare(model, policy=policy)
+        for _ in range(2):
+            model.zero_grad()
+            out = model(torch.ones(2, 6))
+            (out.sum() * 1e-3 + model[0].aux).backward()
+        return model[0].weight.grad
+
+    torch.testing.assert_close(gradient(policy), gradient(None), atol=1e-3, rtol=0.02)
 
 
 class Stateful(nn.Module):
