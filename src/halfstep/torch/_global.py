@@ -56,7 +56,7 @@ class _Everywhere:
             return
         with _lock:
             region = prepare(module, policy=self.policy)
-            region._on_stray = lambda _: self._leave_alone(module, region)
+            region._on_misfit = lambda _: self._leave_alone(module, region)
             self._regions.append(region)
             for each in self._guards:
                 self._join(each, region)

@@ -15,13 +15,12 @@ from halfstep.torch._regions._attach import (
     checked_module,
     checked_optimizers,
     checked_policy,
-    refuse_half,
 )
 from halfstep.torch._regions._factor import Cells, fresh, overflowed, settled
 from halfstep.torch._regions._forward import Forward, device_of
 from halfstep.torch._regions._graph import Capture
 from halfstep.torch._regions._guard import guard
-from halfstep.torch._regions._strays import refuse
+from halfstep.torch._regions._strays import refuse_half
 from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord, advice
 
 _OVERFLOW = "gradients were not finite"
@@ -51,7 +50,7 @@ class Region:
         self._optimizers: list[Callable[[], Optimizer | None]] = []
         self._known_scale = policy.scale.init_scale
         self._calls = 0
-        self._on_stray: Callable[[Any], None] = refuse
+        self._on_misfit: Callable[[UsageError], None] = _raise
         self._capture = Capture()
 
     @property
@@ -168,6 +167,10 @@ class Region:
                 f"The region needs finite gradients at its smallest scale, but {record.reason} at "
                 f"{rule.min_scale:g}, and min_scale lets it go no lower. {advice(record)}"
             )
+
+
+def _raise(error: UsageError) -> None:
+    raise error
 
 
 def prepare(

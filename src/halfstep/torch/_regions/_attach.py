@@ -42,16 +42,6 @@ def checked_module(model: Any) -> nn.Module:
     return model if inner is None else checked_module(inner)
 
 
-def refuse_half(module: nn.Module) -> None:
-    """Raises an error for parameters that could not hold a true-valued gradient."""
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad and parameter.dtype is torch.float16:
-            raise UsageError(
-                f"prepare needs parameters in float32, got float16 for {name}. Call model.float() "
-                "first: weights are cast where they are used, and small updates are kept."
-            )
-
-
 def checked_optimizers(optimizer: Any, module: nn.Module) -> list[Optimizer]:
     """Returns the optimizers, each of which trains a parameter of the module."""
     if optimizer is None:

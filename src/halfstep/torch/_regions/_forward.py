@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from halfstep.errors import UsageError
 from halfstep.torch._autocast import Inside, Settings, settings_of
 from halfstep.torch._private import never_compile, set_frame_compiler
 from halfstep.torch._regions import _call, _graph
@@ -23,7 +24,7 @@ from halfstep.torch._regions._slots import (
     put,
     unique,
 )
-from halfstep.torch._regions._strays import strays
+from halfstep.torch._regions._strays import refuse_half, refuse_strays
 from halfstep.torch._regions._tree import cast, tensors_in
 from halfstep.torch._tracing import constant, ready
 
@@ -104,7 +105,8 @@ class Forward:
                 Inside(settings),
             ):
                 output = forward(*args, **kwargs)
-            if not _is_closed(region, output, [*inside.values(), *tensors_in((args, kwargs))]):
+            came_in = [*inside.values(), *tensors_in((args, kwargs))]
+            if not _is_sound(region, modules[0], output, came_in):
                 return cast(output, region._output_dtype)
             return _leave(output, region._output_dtype, modules, held)
         finally:
@@ -154,16 +156,20 @@ def _mark_call(region: "Region") -> None:
         _call.current().module = region._module
 
 
-def _is_closed(region: "Region", output: Any, inside: list[Tensor]) -> bool:
-    """Looks, ever more rarely, whether the forward read nothing but what had entered."""
+def _is_sound(region: "Region", module: nn.Module, output: Any, inside: list[Tensor]) -> bool:
+    """Looks, ever more rarely, whether gradients are scaled within the region and nowhere else."""
     if torch.compiler.is_compiling():
         return True
     region._calls += 1
-    found = strays(tensors_in(output), inside) if region._calls.bit_count() == 1 else []
-    if found:
-        # Raises an error, unless the region would rather end.
-        region._on_stray(found[0])
-    return not found
+    if region._calls.bit_count() > 1:
+        return True
+    try:
+        refuse_half(module)
+        refuse_strays(tensors_in(output), inside)
+    except UsageError as error:
+        region._on_misfit(error)
+        return False
+    return True
 
 
 def _leave(

@@ -1,12 +1,15 @@
-"""Finds tensors that a region reads although they neither are its own nor were passed to it.
+"""Finds what keeps gradients from being true-valued outside of a region.
 
-Their gradients would leave the region without passing its boundary, with the scale still in them.
+The gradient of a tensor that the region reads, although it neither is its own nor was passed to it,
+leaves without crossing the boundary, with the scale still in it. That of a parameter in float16 may
+not fit.
 """
 
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from halfstep.errors import UsageError
 
@@ -44,14 +47,25 @@ def strays(outputs: Iterable[Tensor], entered: Iterable[Tensor]) -> list[Tensor 
     return found
 
 
-def refuse(stray: Tensor | Node) -> None:
+def refuse_strays(outputs: Iterable[Tensor], entered: Iterable[Tensor]) -> None:
     """Raises an error for what a region must not read."""
-    if isinstance(stray, Tensor):
-        what = f"a tensor of shape {tuple(stray.shape)} that is neither"
-    else:
-        what = f"the result of {stray.name()} from outside"
-    raise UsageError(
-        "A region needs every tensor with a gradient that its forward reads to be a parameter or "
-        f"attribute of the model, or an argument, got {what}. Its gradient would be scaled. "
-        "Register it with register_parameter(), or pass it as an argument."
-    )
+    for stray in strays(outputs, entered):
+        if isinstance(stray, Tensor):
+            what = f"a tensor of shape {tuple(stray.shape)} that is neither"
+        else:
+            what = f"the result of {stray.name()} from outside"
+        raise UsageError(
+            "A region needs every tensor with a gradient that its forward reads to be a parameter "
+            f"or attribute of the model, or an argument, got {what}. Its gradient would be scaled. "
+            "Register it with register_parameter(), or pass it as an argument."
+        )
+
+
+def refuse_half(module: nn.Module) -> None:
+    """Raises an error for parameters that could not hold a true-valued gradient."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.dtype is torch.float16:
+            raise UsageError(
+                f"A region needs parameters in float32, got float16 for {name}. Call model.float(): "
+                "weights are cast where they are used, and small updates are kept."
+            )
