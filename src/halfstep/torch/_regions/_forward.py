@@ -140,7 +140,7 @@ class Forward:
 @constant
 def _is_exporting() -> bool:
     """Returns whether a program is made of the model, which can hold no region."""
-    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -66,6 +66,6 @@ def refuse_half(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and parameter.dtype is torch.float16:
             raise UsageError(
-                f"A region needs parameters in float32, got float16 for {name}. Call model.float(): "
-                "weights are cast where they are used, and small updates are kept."
+                f"A region needs parameters in float32, got float16 for {name}. Call "
+                "model.float(): weights are cast where they are used, and small updates are kept."
             )
