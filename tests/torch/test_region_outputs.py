@@ -358,6 +358,41 @@ def test_an_attribute_that_a_hook_sets_leaves_too(policy):
     torch.testing.assert_close(gradient(policy), gradient(None), atol=1e-3, rtol=0.02)
 
 
+class Router(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 4)
+        self.layer.aux = None
+
+    def forward(self, values):
+        out = self.layer(values)
+        self.layer.aux = out.square().mean()
+        return out
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(
+            each, marks=pytest.mark.xfail(strict=True, reason="a layer once seen as plain")
+        )
+        for each in (FLOAT32, FLOAT16)
+    ]
+    + ["mixed_bfloat16", "float32"],
+)
+def test_an_attribute_of_a_layer_that_was_none(policy):
+    def gradient(policy):
+        model = Router()
+        if policy:
+            prepare(model, policy=policy)
+        out = model(torch.ones(2, 6))
+        (out.sum() * 1e-3 + model.layer.aux).backward()
+        return model.layer.weight.grad
+
+    torch.testing.assert_close(gradient(policy), gradient(None), atol=1e-3, rtol=0.02)
+
+
 class Stateful(nn.Module):
     def __init__(self, detached):
         super().__init__()
