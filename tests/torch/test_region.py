@@ -305,7 +305,7 @@ REFUSED = [
     ),
     (
         lambda: prepare(Net().half()),
-        "prepare needs parameters in float32, got float16 for first.weight. Call model.float() ",
+        "A region needs parameters in float32, got float16 for first.weight. Call model.float()",
     ),
     (
         lambda: prepare(Net(), torch.optim.SGD(Net().parameters(), lr=1)),

@@ -4,7 +4,7 @@ from torch import nn
 
 from halfstep.errors import UsageError
 from halfstep.torch import prepare
-from halfstep.torch._regions._strays import refuse, strays
+from halfstep.torch._regions._strays import refuse_half, refuse_strays, strays
 
 
 def leaf(*shape):
@@ -40,8 +40,10 @@ def test_a_long_graph_is_followed_without_recursion():
 
 
 def test_the_error_names_what_it_is():
+    older = leaf(1).exp()
+    inside = leaf(1) * 1
     with pytest.raises(UsageError) as error:
-        refuse(leaf(3))
+        refuse_strays([inside * leaf(3)], [inside])
     assert str(error.value) == (
         "A region needs every tensor with a gradient that its forward reads to be a parameter or "
         "attribute of the model, or an argument, got a tensor of shape (3,) that is neither. Its "
@@ -49,7 +51,16 @@ def test_the_error_names_what_it_is():
         "argument."
     )
     with pytest.raises(UsageError, match="got the result of ExpBackward0 from outside"):
-        refuse(leaf(1).exp().grad_fn)
+        refuse_strays([inside + older], [inside])
+
+
+def test_float16_parameters_are_refused_if_they_are_trained():
+    module = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1).half())
+    with pytest.raises(UsageError, match=r"needs parameters in float32, got float16 for 1\.weight"):
+        refuse_half(module)
+    module[1].requires_grad_(False)
+    refuse_half(module)
+    refuse_half(module.bfloat16())
 
 
 class Net(nn.Module):
