@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
@@ -27,11 +27,16 @@ class SavedBytes:
         base = tensor if tensor._base is None else tensor._base
         if isinstance(base, Parameter) or not (tensor.is_floating_point() or tensor.is_complex()):
             return
+        self.bytes += self.see(tensor)
+
+    def see(self, tensor: Tensor) -> int:
+        """Returns the bytes of a tensor's storage, 0 if it was seen before."""
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._seen:
-            # The weak reference keeps the address from being given to another storage.
-            self._seen[storage._cdata] = StorageWeakRef(storage)
-            self.bytes += storage.nbytes()
+        if storage._cdata in self._seen:
+            return 0
+        # The weak reference keeps the address from being given to another storage.
+        self._seen[storage._cdata] = StorageWeakRef(storage)
+        return storage.nbytes()
 
 
 class _Local(threading.local):
@@ -69,6 +74,14 @@ def saved_bytes() -> Iterator[SavedBytes]:
             yield saved
     finally:
         _LOCAL.counting = around
+
+
+def leave_out(tensors: Iterable[Tensor]) -> None:
+    """Does not count parameters, also not under another name that a region gives them."""
+    for saved in _LOCAL.counting:
+        for tensor in tensors:
+            if isinstance(tensor, Parameter):
+                saved.see(tensor)
 
 
 def _pack(tensor: Tensor) -> Tensor:

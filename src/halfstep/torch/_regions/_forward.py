@@ -4,7 +4,7 @@ import copy
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +26,7 @@ from halfstep.torch._regions._slots import (
 )
 from halfstep.torch._regions._strays import refuse_half, refuse_strays
 from halfstep.torch._regions._tree import cast, tensors_in
+from halfstep.torch._saved import leave_out
 from halfstep.torch._tracing import constant, ready
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Forward:
         held = unique(places)
         _graph.begin(region._cells_for([*held.values()]), region._rule)
         try:
-            _mark_call(region)
+            _mark_call(region, held.values())
             inside = dict(zip(held, _graph.enter([*held.values()]), strict=True))
             args, kwargs = entered((args, kwargs))
             with (
@@ -150,10 +151,11 @@ def device_of(module: nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
-def _mark_call(region: "Region") -> None:
-    """Lets what is computed again in backward find its module; a graph holds both anyway."""
+def _mark_call(region: "Region", held: Iterable[Tensor]) -> None:
+    """Tells whoever computes or counts something in this call; a graph needs neither."""
     if not torch.compiler.is_compiling():
         _call.current().module = region._module
+        leave_out(held)
 
 
 def _is_sound(region: "Region", module: nn.Module, output: Any, inside: list[Tensor]) -> bool:

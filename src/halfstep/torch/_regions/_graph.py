@@ -10,9 +10,9 @@ from halfstep.torch._regions._call import Call
 from halfstep.torch._regions._factor import Cells
 from halfstep.torch._tracing import constant, forget_attempts, in_graph, when_abandoned
 
-# Together, because each crossing costs a few microseconds; not all, because their gradients
-# leave together too.
-_TOGETHER = 32
+# Leaves cross together, because each crossing costs a few microseconds, but not too many: their
+# gradients also leave together, in memory of their own.
+_MOST_TENSORS, _MOST_BYTES = 32, 2**25
 
 
 @in_graph
@@ -44,10 +44,17 @@ def _groups(tensors: list[Tensor]) -> list[list[int]]:
 
     A result crosses alone: what computed it must not be gone through for the sake of others.
     """
-    leaves = [place for place, each in enumerate(tensors) if each.is_leaf]
+    groups: list[list[int]] = [[]]
+    size = 0
+    for place, each in enumerate(tensors):
+        size += each.nbytes
+        if len(groups[-1]) == _MOST_TENSORS or size > _MOST_BYTES:
+            groups.append([])
+            size = each.nbytes
+        if each.is_leaf:
+            groups[-1].append(place)
     results = [[place] for place, each in enumerate(tensors) if not each.is_leaf]
-    starts = range(0, len(leaves), _TOGETHER)
-    return [*(leaves[start : start + _TOGETHER] for start in starts), *results]
+    return [group for group in groups if group] + results
 
 
 @in_graph
