@@ -1,4 +1,4 @@
-"""Gradients touched at the wrong moment: in a region there is none, since they are true at all times."""
+"""Gradients touched at the wrong moment: with a region there is none, they are always true."""
 
 import copy
 
@@ -149,7 +149,7 @@ def test_gradients_are_clipped_by_hooks(policy):
 
 @pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW])
 def test_an_optimizer_for_each_parameter_steps_during_backward(kind, policy):
-    """Steps in hooks of the parameters, to free each gradient at once, had to do without scaling."""
+    """Steps in hooks of the parameters, which free each gradient at once, went without scaling."""
 
     def loop(enclose, steps=8):
         model = network()
