@@ -80,7 +80,7 @@ class _Everywhere:
             return
         own = {id(parameter) for parameter in module.parameters()}
         if not own.isdisjoint(map(id, parameters_of(optimizer))):
-            found.regions.add(region)
+            found.join(region)
 
     def remove(self) -> None:
         """Takes everything away again."""
@@ -89,7 +89,7 @@ class _Everywhere:
         for region in self._regions:
             region.remove()
             for each in self._guards:
-                each.regions.discard(region)
+                each.part(region)
         for each in self._guards:
             each.kept = False
             each.release()

@@ -87,7 +87,7 @@ class Region:
         if module is None:
             raise UsageError("attach() needs the model of the region, which is gone. Prepare anew.")
         for each in checked_optimizers(optimizer, module):
-            guard(each).regions.add(self)
+            guard(each).join(self)
             self._optimizers.append(weakref.ref(each))
 
     def state_dict(self) -> dict[str, float]:
@@ -102,6 +102,8 @@ class Region:
         """
         before = self.scale
         _checkpoint.load(self._cells, state_dict)
+        for optimizer in filter(None, (ref() for ref in self._optimizers)):
+            guard(optimizer).join(self)
         self._known_scale = self.scale
         self._history.changed(before, self._known_scale, "load_state_dict()")
 
@@ -115,7 +117,7 @@ class Region:
                 module.forward = forward.original
         for optimizer in filter(None, (ref() for ref in self._optimizers)):
             found = guard(optimizer)
-            found.regions.discard(self)
+            found.part(self)
             found.release()
         self._optimizers.clear()
 

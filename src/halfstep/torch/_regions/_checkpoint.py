@@ -10,7 +10,7 @@ from torch import Tensor
 from halfstep.errors import MissingKeyError, UsageError
 from halfstep.torch._regions._factor import Cells
 
-_KEYS = ("scale", "finite_steps", "overflows", "found", "foreign")
+_KEYS = ("scale", "finite_steps", "overflows", "found", "foreign", "faults")
 # What a GradScaler calls the counter; the rest of its state dict are settings.
 _OF_SCALER = {"_growth_tracker": "finite_steps", "_overflows": "overflows"}
 
@@ -20,7 +20,7 @@ def saved(cells: Cells) -> dict[str, float]:
 
     Example:
         >>> import torch
-        >>> saved([torch.tensor(8.0), *torch.zeros(4)])["scale"]
+        >>> saved([torch.tensor(8.0), *torch.zeros(5)])["scale"]
         8.0
     """
     return {key: cell.item() for key, cell in zip(_KEYS, cells, strict=True)}
@@ -67,8 +67,8 @@ def _is_scale(value: float) -> bool:
 
 
 def _is_count(value: float) -> bool:
-    return -2 <= value < 2**31 and value == int(value)
+    return -(2**31) <= value < 2**31 and value == int(value)
 
 
 _FITS = dict.fromkeys(_KEYS[1:], _is_count) | {"scale": _is_scale}
-_NEEDS = dict.fromkeys(_KEYS[1:], "a whole number >= 0") | {"scale": "a finite number > 0"}
+_NEEDS = dict.fromkeys(_KEYS[1:], "a whole number") | {"scale": "a finite number > 0"}

@@ -20,17 +20,17 @@ from halfstep.torch._scaling._gradients import by_kind, unscale
 from halfstep.torch._scaling._scale_cell import next_on_device
 from halfstep.torch._tracing import is_tracing
 
-# scale, finite passes in a row, overflows, whether a gradient that left was not finite, and
-# whether one was not finite when it entered.
+# On one device: scale, finite passes in a row, overflows; whether, in the latest pass, a gradient
+# that left was not finite, and whether one that entered was not; how many passes before had one.
 Cells = list[Tensor]
 
 # By what gradients are multiplied going in and coming out, None for not at all.
 Factors: TypeAlias = tuple[Tensor | None, Tensor | None]
 
 _EXPONENT = 0x7F800000
-# In place of finite passes: before the first pass, and as long as none was finite. Until then the
-# scale is looked for in leaps, so that a model whose gradients grow a lot loses few steps.
-_NO_PASS, _NONE_FINITE = -2, -1
+# The count of finite passes begins below zero. Until it gets there the scale is looked for in
+# leaps, so that a model whose gradients grow a lot loses few steps.
+_FIRST_PASSES = 16
 _LEAP = 4
 # Beyond these, the reciprocal of a scale would not be exact any more.
 _SMALLEST, _LARGEST = 2.0**-100, 2.0**100
@@ -38,8 +38,10 @@ _SMALLEST, _LARGEST = 2.0**-100, 2.0**100
 
 def fresh(state: ScaleState, device: torch.device) -> Cells:
     """Returns the cells of a state, before any pass."""
-    numbers = (state.scale, _NO_PASS, state.overflows, 0.0, 0.0)
-    dtypes = (torch.float32, torch.int32, torch.int32, torch.float32, torch.float32)
+    # One more, for the pass before the first, which is counted with it.
+    steps = -_FIRST_PASSES - 1
+    numbers = (state.scale, steps, state.overflows, 0.0, 0.0, 0.0)
+    dtypes = (torch.float32, torch.int32, torch.int32, *[torch.float32] * 3)
     return [
         torch.full((), number, dtype=dtype, device=device)
         for number, dtype in zip(numbers, dtypes, strict=True)
@@ -95,6 +97,7 @@ def _on_host(cells: Cells, rule: LossScale, size: float) -> tuple[Tensor, Tensor
             if before != after:
                 cell.fill_(after)
     if cells[3].item():
+        cells[5].add_(cells[3])
         cells[3].zero_()
     cells[4].fill_(not math.isfinite(size))
     around = 2 * min(max(_floor(size), _SMALLEST), _LARGEST)
@@ -118,6 +121,7 @@ def _advance(cells: Cells, rule: LossScale, size: Tensor) -> None:
     if rule.kind == "dynamic":
         for cell, value in zip(cells, _next_on_device(cells, rule), strict=False):
             cell.copy_(value)
+    cells[5].add_(cells[3])
     cells[3].zero_()
     cells[4].copy_(~size.isfinite())
 
@@ -131,36 +135,39 @@ def settled(cells: Cells, rule: LossScale) -> ScaleState:
 
     A gradient that was not finite when it entered says nothing about the scale.
     """
-    scale, steps, overflows, found, foreign = _numbers(cells)
+    scale, steps, overflows, found, foreign, _ = _numbers(cells)
     state, finite = ScaleState(scale, int(steps), int(overflows)), found <= foreign
-    if state.finite_steps >= 0:
+    if steps >= 0:
         return rule.next(state, finite=finite)
-    if state.finite_steps == _NO_PASS:
-        return state._replace(finite_steps=_NONE_FINITE)
     if finite:
-        return rule.next(state._replace(finite_steps=0), finite=True)
+        return state._replace(finite_steps=state.finite_steps + 1)
     lowered = max(scale * rule.backoff_factor**_LEAP, min(rule.min_scale, scale))
-    return state._replace(scale=lowered)
+    return state._replace(scale=lowered, finite_steps=-_FIRST_PASSES)
 
 
 def _next_on_device(cells: Cells, rule: LossScale) -> tuple[Tensor, ...]:
     """Returns what `settled` does, without waiting for the device."""
-    scale, steps, overflows, found, foreign = cells
-    bad = found > foreign
+    scale, steps, overflows, found, foreign, _ = cells
+    bad, first = found > foreign, steps < 0
     usual = next_on_device(rule, (scale, steps.clamp(min=0), overflows), bad)
-    first = steps == _NO_PASS
-    stays = first | (bad & (steps < 0))
     lowered = torch.maximum(scale * rule.backoff_factor**_LEAP, scale.clamp(max=rule.min_scale))
     return (
-        torch.where(first, scale, torch.where(stays, lowered, usual[0])),
-        torch.where(stays, _NONE_FINITE, usual[1]),
-        torch.where(stays, overflows, usual[2]),
+        torch.where(first, torch.where(bad, lowered, scale), usual[0]),
+        torch.where(first, torch.where(bad, -_FIRST_PASSES, steps + 1), usual[1]),
+        torch.where(first, overflows, usual[2]),
     )
 
 
 def overflowed(cells: Cells) -> bool:
     """Returns whether the pass that ended overflowed inside the region; reads the device."""
     return cells[3].item() > cells[4].item()
+
+
+def faults(cells: Cells) -> float | Tensor:
+    """Returns in how many passes a gradient that left was not finite; a tensor on a device."""
+    if cells[3].is_cpu:
+        return cells[3].item() + cells[5].item()
+    return cells[3] + cells[5]
 
 
 def scaled(tensors: Sequence[Tensor], factor: Tensor | None) -> tuple[Tensor, ...]:

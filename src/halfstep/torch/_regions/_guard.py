@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from halfstep.core import emit, listening
+from halfstep.torch._regions._factor import faults
 from halfstep.torch._scaling._closure import (
     NonFiniteEvaluationError,
     Snapshot,
@@ -27,6 +28,7 @@ from halfstep.torch._telling import is_telling, telling
 if TYPE_CHECKING:
     from halfstep.torch._region import Region
 
+CHANGED = "a gradient overflowed inside the model, and was made finite since"
 ARRIVED = "the gradient that reached the model was not finite"
 # How often a closure is evaluated again, at half the scale each time.
 _ATTEMPTS = 32
@@ -50,7 +52,8 @@ class Guard:
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.regions: weakref.WeakSet[Region] = weakref.WeakSet()
+        # How many faults of each region the optimizer knows of.
+        self._faults: weakref.WeakKeyDictionary[Region, Any] = weakref.WeakKeyDictionary()
         self.kept = False
         self.optimizer = weakref.ref(optimizer)
         self._own = optimizer.__dict__.get("step")
@@ -68,10 +71,23 @@ class Guard:
 
         return types.MethodType(step, weakref.proxy(optimizer))
 
+    @property
+    def regions(self) -> list["Region"]:
+        """The regions whose parameters the optimizer trains."""
+        return list(self._faults)
+
+    def join(self, region: "Region") -> None:
+        """Takes a region's faults into account, from now on."""
+        self._faults[region] = faults(region._cells)
+
+    def part(self, region: "Region") -> None:
+        """Forgets a region."""
+        self._faults.pop(region, None)
+
     def release(self) -> None:
         """Gives the optimizer its own `step` back, if no region and nobody else needs the guard."""
         optimizer = self.optimizer()
-        if self.kept or self.regions or optimizer is None:
+        if self.kept or self._faults or optimizer is None:
             return
         _guards.pop(optimizer)
         if optimizer.__dict__.get("step") is self._put:
@@ -96,7 +112,7 @@ class Guard:
         gradients = gradients_of(optimizer)
         if not gradients:
             return self._take(optimizer, args, kwargs)
-        found = _found(gradients)
+        found = self._found(gradients)
         kind: Any = type(optimizer)
         fused = getattr(optimizer, "_step_supports_amp_scaling", False)
         if fused and not (found.is_cpu or takes_scaler(kind) or lacks_state(optimizer)):
@@ -104,6 +120,16 @@ class Guard:
         if found.item():
             return self._skip(optimizer)
         return self._take(optimizer, args, kwargs)
+
+    def _found(self, gradients: list[Tensor]) -> Tensor:
+        """Returns more than 0.0 where a gradient is not finite, or was not as it left a region."""
+        device = gradients[0].device
+        found = total([*check(gradients, device).values()], device)
+        for region, known in self._faults.items():
+            news = faults(region._cells) - known
+            found = found + (news.to(device) if isinstance(news, Tensor) else news)
+            self._faults[region] = known + news
+        return found
 
     def _step_fused(self, optimizer: Any, found: Tensor, args: Any, kwargs: Any) -> Any:
         """Lets the kernel of the optimizer skip, so that nobody waits for the device."""
@@ -118,7 +144,7 @@ class Guard:
 
     def _step_closure(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Steps an optimizer that evaluates the loss itself, again where the scale can go lower."""
-        evaluation = _checked(optimizer, closure_of(args, kwargs))
+        evaluation = self._checked(optimizer, closure_of(args, kwargs))
         args, kwargs = with_closure(args, kwargs, evaluation)
         for _ in range(_ATTEMPTS):
             snapshot = Snapshot(optimizer)
@@ -136,13 +162,28 @@ class Guard:
         optimizer.zero_grad()
         return None
 
+    def _checked(self, optimizer: Optimizer, closure: Any) -> Callable[[], Any]:
+        """Returns a closure that leaves the step if it finds a gradient that is not finite."""
+
+        def evaluate() -> Any:
+            loss = closure()
+            gradients = gradients_of(optimizer)
+            if gradients and self._found(gradients).item():
+                raise NonFiniteEvaluationError
+            return loss
+
+        return evaluate
+
     def _take(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         result = self._step(*args, **kwargs)
         self._note(optimizer, StepRecord(scale=self._scale()))
         return result
 
     def _skip(self, optimizer: Optimizer) -> None:
-        record = skipped_record(self._facts(), optimizer)
+        facts = self._facts()
+        record = skipped_record(facts, optimizer)
+        if not record.nonfinite:
+            record = skipped_record(facts, optimizer, CHANGED)
         # What a scheduler looks at: a skipped step is no reason to call its order wrong.
         optimizer._opt_called = True  # type: ignore[attr-defined]
         self._note(optimizer, record)
@@ -172,22 +213,3 @@ class Guard:
             emit("step", record=record)
             scales = [region._cells[0] for region in self.regions if region._scaled]
             emit("update", scale=scales[0].clone() if scales else 1.0, scaler=id(optimizer))
-
-
-def _found(gradients: list[Tensor]) -> Tensor:
-    """Returns more than 0.0 where one of the gradients is not finite."""
-    device = gradients[0].device
-    return total([*check(gradients, device).values()], device)
-
-
-def _checked(optimizer: Optimizer, closure: Any) -> Callable[[], Any]:
-    """Returns a closure that leaves the step if it finds a gradient that is not finite."""
-
-    def evaluate() -> Any:
-        loss = closure()
-        gradients = gradients_of(optimizer)
-        if gradients and _found(gradients).item():
-            raise NonFiniteEvaluationError
-        return loss
-
-    return evaluate

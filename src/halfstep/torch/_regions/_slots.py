@@ -1,6 +1,8 @@
 """Where modules hold tensors that require a gradient, and what stands there for a while."""
 
 import contextlib
+import functools
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import torch
@@ -49,7 +51,7 @@ def attributes(modules: list[nn.Module]) -> list[Slot]:
             others = [(name, value) for name, value in others if not _is_number(value)]
             for name, value in others:
                 _look_at(names, name, value, found)
-            _note_plain(kind, others)
+            _note_plain(kind, names, others)
     return found
 
 
@@ -57,8 +59,8 @@ def attributes(modules: list[nn.Module]) -> list[Slot]:
 _OWN = frozenset(vars(nn.Module()))
 _NUMBERS = frozenset((int, float, bool, str, type(None), torch.Size))
 
-# Classes of PyTorch, with how many attributes, in which only numbers were found. Those classes
-# put nothing else there, and if somebody does the number of attributes differs.
+# Classes of PyTorch, with how many attributes, that hold only numbers, under names that the class
+# declares: what somebody else adds changes how many there are.
 _plain: set[tuple[type, int]] = set()
 
 
@@ -68,12 +70,20 @@ def _is_number(value: Any) -> bool:
     return type(value) in _NUMBERS
 
 
-def _note_plain(kind: tuple[type, int], others: list[Any]) -> None:
+def _note_plain(kind: tuple[type, int], names: Iterable[str], others: list[Any]) -> None:
     # A graph would have to be guarded by what is noted.
     if others or torch.compiler.is_compiling():
         return
-    if kind[0].__module__.startswith("torch.nn.modules."):
+    if kind[0].__module__.startswith("torch.nn.modules.") and _declared(kind[0]).issuperset(names):
         _plain.add(kind)
+
+
+@functools.cache
+def _declared(kind: type) -> set[str]:
+    """Returns the names of the attributes that a class declares, and those of every module."""
+    own = [vars(each) for each in kind.__mro__]
+    annotations = [name for each in own for name in each.get("__annotations__", ())]
+    return {*_OWN, *annotations, *(name for each in own for name in each.get("__constants__", ()))}
 
 
 def _look_at(names: dict[str, Any], name: str, value: Any, found: list[Slot]) -> None:
