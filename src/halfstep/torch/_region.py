@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from halfstep.core import Policy
+from halfstep.core import Policy, ScaleState
 from halfstep.errors import NonFiniteError, UsageError
 from halfstep.torch._dtypes import compute_dtype
 from halfstep.torch._regions import _checkpoint
@@ -16,10 +16,10 @@ from halfstep.torch._regions._attach import (
     checked_optimizers,
     checked_policy,
 )
-from halfstep.torch._regions._factor import Cells, fresh, overflowed, settled
 from halfstep.torch._regions._forward import Forward, device_of
 from halfstep.torch._regions._graph import Capture
 from halfstep.torch._regions._guard import guard
+from halfstep.torch._regions._state import Cells, fresh, overflowed, settled
 from halfstep.torch._regions._strays import refuse_half
 from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord, advice
 
@@ -50,6 +50,8 @@ class Region:
         self._optimizers: list[Callable[[], Optimizer | None]] = []
         self._known_scale = policy.scale.init_scale
         self._calls = 0
+        # Hooks on modules inside whose findings the forward itself reads.
+        self._own_hooks: set[int] = set()
         self._on_misfit: Callable[[UsageError], None] = _raise
         self._capture = Capture()
 
@@ -131,21 +133,21 @@ class Region:
 
     def _copied(self, module: nn.Module) -> "Region":
         """Returns a region of a copy of the module, with the same state and no optimizer."""
-        return Region(module, self._policy, [cell.clone() for cell in self._cells])
+        return Region(module, self._policy, Cells(*[cell.clone() for cell in self._cells]))
 
     def _cells_for(self, tensors: list[Tensor]) -> Cells:
         """Returns the state, on the device of the tensors."""
-        if tensors and self._cells[0].device != tensors[0].device:
-            self._cells = [cell.to(tensors[0].device) for cell in self._cells]
+        if tensors and self._cells.scale.device != tensors[0].device:
+            self._cells = Cells(*[cell.to(tensors[0].device) for cell in self._cells])
         return self._cells
 
     def _backs_off(self) -> bool:
         """Returns whether the next pass runs at a lower scale; reads the device."""
-        return self._scaled and self.scale < self._cells[0].item()
+        return self._scaled and self.scale < self._cells.scale.item()
 
     def _note(self, optimizer: Optimizer, record: StepRecord) -> None:
         self._last_step = record
-        if self._cells[0].is_cpu or (record.known and record.skipped):
+        if self._cells.scale.is_cpu or (record.known and record.skipped):
             self._note_scale(record)
         self._history.add(optimizer, record)
 
@@ -164,7 +166,7 @@ class Region:
         if not (self._scaled and overflowed(self._cells)):
             return
         rule = self._policy.scale
-        if rule.at_floor(settled(self._cells, rule)) and not self._backs_off():
+        if rule.at_floor(ScaleState(self.scale)) and not self._backs_off():
             raise NonFiniteError(
                 f"The region needs finite gradients at its smallest scale, but {record.reason} at "
                 f"{rule.min_scale:g}, and min_scale lets it go no lower. {advice(record)}"

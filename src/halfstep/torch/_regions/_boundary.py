@@ -31,7 +31,7 @@ class Inward(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _remember(ctx, *inputs[:2])
+        _remember(ctx, *inputs[:2], outward=False)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Tensors:
@@ -61,7 +61,7 @@ class Outward(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _remember(ctx, *inputs[:2])
+        _remember(ctx, *inputs[:2], outward=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Tensors:
@@ -90,8 +90,8 @@ def cross(
     return super(Function, way).apply(call, factor, *tensors)  # type: ignore[misc]
 
 
-def _remember(ctx: Any, call: Call, factor: Tensor | None) -> None:
-    ctx.call, ctx.factor = call, factor
+def _remember(ctx: Any, call: Call, factor: Tensor | None, *, outward: bool) -> None:
+    ctx.call, ctx.factor, ctx.outward = call, factor, outward
     ctx.set_materialize_grads(False)
 
 

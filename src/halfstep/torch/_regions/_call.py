@@ -2,11 +2,13 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
 from halfstep.torch import _private
-from halfstep.torch._regions._factor import Cells, Factors, choose
+from halfstep.torch._regions._factor import Factors, choose
+from halfstep.torch._regions._state import Cells
 
 
 class Call:
@@ -24,7 +26,10 @@ class Call:
         self.cells = cells
         # Whose call it is, where it may have to be computed again.
         self.module: Callable[[], nn.Module | None] | None = None
+        # Which hook was given what has crossed the boundary at a node.
+        self.hooks: dict[Any, int] = {}
         self._rule = rule
+        self._scales = True
         self._pass: int | None = None
         self._factors: Factors | None = None
 
@@ -35,11 +40,17 @@ class Call:
             gradients: What is about to enter.
             factor: What they are going to be multiplied by anyway.
         """
+        if not self._scales:
+            return None
         current = _private.backward_pass()
         if self._factors is None or current != self._pass:
             self._pass = current
             self._factors = choose(self.cells, self._rule, gradients, factor)
         return self._factors[0]
+
+    def end_scaling(self) -> None:
+        """Lets gradients cross the boundary as they are."""
+        self._scales = False
 
     def inverse(self) -> Tensor | None:
         """Returns what gradients that leave are multiplied by, None if no scale is in them."""

@@ -1,18 +1,19 @@
 """The state of a region's scale, as plain numbers."""
 
 import math
-import numbers
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
 
 from halfstep.errors import MissingKeyError, UsageError
-from halfstep.torch._regions._factor import Cells
+from halfstep.torch._regions._state import PROVEN, Cells, numbers
 
-_KEYS = ("scale", "finite_steps", "overflows", "found", "foreign", "faults")
-# What a GradScaler calls the counter; the rest of its state dict are settings.
-_OF_SCALER = {"_growth_tracker": "finite_steps", "_overflows": "overflows"}
+_KEYS = Cells._fields
+# What a GradScaler calls the counters, and that its scale is a proven one; the rest are settings.
+_OF_SCALER = {"_growth_tracker": "steps", "_overflows": "overflows"}
+_PROVEN = dict.fromkeys(_KEYS, 0.0) | {"proof": float(PROVEN)}
 
 
 def saved(cells: Cells) -> dict[str, float]:
@@ -20,17 +21,17 @@ def saved(cells: Cells) -> dict[str, float]:
 
     Example:
         >>> import torch
-        >>> saved([torch.tensor(8.0), *torch.zeros(5)])["scale"]
+        >>> saved(Cells(torch.tensor(8.0), *torch.zeros(6)))["scale"]
         8.0
     """
-    return {key: cell.item() for key, cell in zip(_KEYS, cells, strict=True)}
+    return dict(zip(_KEYS, numbers(cells), strict=True))
 
 
 def load(cells: Cells, state_dict: Any) -> None:
     """Puts what `saved` returned, or the state of a GradScaler, into the cells."""
-    numbers_by_key = _checked(state_dict)
+    values = _checked(state_dict)
     for key, cell in zip(_KEYS, cells, strict=True):
-        cell.fill_(numbers_by_key[key])
+        cell.fill_(values[key])
 
 
 def _checked(state_dict: Any) -> dict[str, float]:
@@ -41,7 +42,7 @@ def _checked(state_dict: Any) -> dict[str, float]:
         )
     named: dict[Any, Any] = {_OF_SCALER.get(key, key): value for key, value in state_dict.items()}
     if "_growth_tracker" in state_dict:
-        named = {**dict.fromkeys(_KEYS, 0.0), **named}
+        named = {**_PROVEN, **named}
     missing = [key for key in _KEYS if key not in named]
     if missing:
         raise MissingKeyError(
@@ -53,7 +54,7 @@ def _checked(state_dict: Any) -> dict[str, float]:
 
 def _number(key: str, value: Any) -> float:
     value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not _FITS[key](float(value)):
         raise UsageError(
             f"load_state_dict() needs {key!r} to be {_NEEDS[key]}, got {value!r}. Pass what "
@@ -67,7 +68,7 @@ def _is_scale(value: float) -> bool:
 
 
 def _is_count(value: float) -> bool:
-    return -(2**31) <= value < 2**31 and value == int(value)
+    return -1 <= value < 2**31 and value == int(value)
 
 
 _FITS = dict.fromkeys(_KEYS[1:], _is_count) | {"scale": _is_scale}

@@ -14,38 +14,18 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from halfstep.core import LossScale, ScaleState
+from halfstep.core import LossScale
 from halfstep.torch import _private
+from halfstep.torch._regions._state import Cells, begin_pass, begin_pass_on_device
 from halfstep.torch._scaling._gradients import by_kind, unscale
-from halfstep.torch._scaling._scale_cell import next_on_device
 from halfstep.torch._tracing import is_tracing
-
-# On one device: scale, finite passes in a row, overflows; whether, in the latest pass, a gradient
-# that left was not finite, and whether one that entered was not; how many passes before had one.
-Cells = list[Tensor]
 
 # By what gradients are multiplied going in and coming out, None for not at all.
 Factors: TypeAlias = tuple[Tensor | None, Tensor | None]
 
 _EXPONENT = 0x7F800000
-# The count of finite passes begins below zero. Until it gets there the scale is looked for in
-# leaps, so that a model whose gradients grow a lot loses few steps.
-_FIRST_PASSES = 16
-_LEAP = 4
 # Beyond these, the reciprocal of a scale would not be exact any more.
 _SMALLEST, _LARGEST = 2.0**-100, 2.0**100
-
-
-def fresh(state: ScaleState, device: torch.device) -> Cells:
-    """Returns the cells of a state, before any pass."""
-    # One more, for the pass before the first, which is counted with it.
-    steps = -_FIRST_PASSES - 1
-    numbers = (state.scale, steps, state.overflows, 0.0, 0.0, 0.0)
-    dtypes = (torch.float32, torch.int32, torch.int32, *[torch.float32] * 3)
-    return [
-        torch.full((), number, dtype=dtype, device=device)
-        for number, dtype in zip(numbers, dtypes, strict=True)
-    ]
 
 
 def choose(cells: Cells, rule: str, gradients: Sequence[Tensor], factor: Tensor | None) -> Factors:
@@ -53,14 +33,15 @@ def choose(cells: Cells, rule: str, gradients: Sequence[Tensor], factor: Tensor 
     if any(map(_private.is_old_batch, gradients)):
         return None, None
     with torch.no_grad():
-        size = _size(gradients, cells[0].device)
+        size = _size(gradients, cells.scale.device)
         size = size if factor is None else size * factor.abs()
-        if _private.in_transform():
-            return _on_device(cells[0], size)
-        if cells[0].is_cpu and not is_tracing():
-            return _on_host(cells, parsed(rule), size.item())
-        _advance(cells, parsed(rule), size)
-        return _on_device(cells[0], size)
+        if cells.scale.is_cpu and not (_private.in_transform() or is_tracing()):
+            number = size.item()
+            begin_pass(cells, _parsed(rule), number)
+            return _on_host(cells.scale.item(), number)
+        if not _private.in_transform():
+            begin_pass_on_device(cells, _parsed(rule), size)
+        return _on_device(cells.scale, size)
 
 
 def _size(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -90,18 +71,10 @@ def _power_of_two(number: Tensor) -> Tensor:
     return (number.view(torch.int32) & _EXPONENT).view(torch.float32)
 
 
-def _on_host(cells: Cells, rule: LossScale, size: float) -> tuple[Tensor, Tensor]:
-    """Does all of it in Python, where a number costs less than a tensor."""
-    if rule.kind == "dynamic":
-        for cell, before, after in zip(cells, _numbers(cells), settled(cells, rule), strict=False):
-            if before != after:
-                cell.fill_(after)
-    if cells[3].item():
-        cells[5].add_(cells[3])
-        cells[3].zero_()
-    cells[4].fill_(not math.isfinite(size))
+def _on_host(scale: float, size: float) -> tuple[Tensor, Tensor]:
+    """Does what `_on_device` does, in Python."""
     around = 2 * min(max(_floor(size), _SMALLEST), _LARGEST)
-    scale = _floor(cells[0].item())
+    scale = _floor(scale)
     return torch.tensor(scale / around), torch.tensor(around / scale)
 
 
@@ -111,63 +84,9 @@ def _floor(number: float) -> float:
 
 
 @functools.lru_cache(maxsize=64)
-def parsed(rule: str) -> LossScale:
+def _parsed(rule: str) -> LossScale:
     """Returns the rule of a text."""
     return LossScale.parse(rule)
-
-
-def _advance(cells: Cells, rule: LossScale, size: Tensor) -> None:
-    """Counts the pass that ended, and begins one with gradients of a size."""
-    if rule.kind == "dynamic":
-        for cell, value in zip(cells, _next_on_device(cells, rule), strict=False):
-            cell.copy_(value)
-    cells[5].add_(cells[3])
-    cells[3].zero_()
-    cells[4].copy_(~size.isfinite())
-
-
-def _numbers(cells: Cells) -> list[float]:
-    return [cell.item() for cell in cells]
-
-
-def settled(cells: Cells, rule: LossScale) -> ScaleState:
-    """Returns the state after the pass that ended; reads the device.
-
-    A gradient that was not finite when it entered says nothing about the scale.
-    """
-    scale, steps, overflows, found, foreign, _ = _numbers(cells)
-    state, finite = ScaleState(scale, int(steps), int(overflows)), found <= foreign
-    if steps >= 0:
-        return rule.next(state, finite=finite)
-    if finite:
-        return state._replace(finite_steps=state.finite_steps + 1)
-    lowered = max(scale * rule.backoff_factor**_LEAP, min(rule.min_scale, scale))
-    return state._replace(scale=lowered, finite_steps=-_FIRST_PASSES)
-
-
-def _next_on_device(cells: Cells, rule: LossScale) -> tuple[Tensor, ...]:
-    """Returns what `settled` does, without waiting for the device."""
-    scale, steps, overflows, found, foreign, _ = cells
-    bad, first = found > foreign, steps < 0
-    usual = next_on_device(rule, (scale, steps.clamp(min=0), overflows), bad)
-    lowered = torch.maximum(scale * rule.backoff_factor**_LEAP, scale.clamp(max=rule.min_scale))
-    return (
-        torch.where(first, torch.where(bad, lowered, scale), usual[0]),
-        torch.where(first, torch.where(bad, -_FIRST_PASSES, steps + 1), usual[1]),
-        torch.where(first, overflows, usual[2]),
-    )
-
-
-def overflowed(cells: Cells) -> bool:
-    """Returns whether the pass that ended overflowed inside the region; reads the device."""
-    return cells[3].item() > cells[4].item()
-
-
-def faults(cells: Cells) -> float | Tensor:
-    """Returns in how many passes a gradient that left was not finite; a tensor on a device."""
-    if cells[3].is_cpu:
-        return cells[3].item() + cells[5].item()
-    return cells[3] + cells[5]
 
 
 def scaled(tensors: Sequence[Tensor], factor: Tensor | None) -> tuple[Tensor, ...]:
@@ -189,7 +108,7 @@ def check(gradients: Sequence[Tensor], cells: Cells) -> None:
     """Notes whether a gradient that left the region is not finite."""
     if _private.in_transform():
         return
-    found = cells[3]
+    found = cells.found
     one = torch.ones((), dtype=torch.float32, device=found.device)
     kinds = by_kind(list(gradients))
     for other in unscale(kinds, one, found, again=False).values():

@@ -24,7 +24,7 @@ from halfstep.torch._regions._slots import (
     put,
     unique,
 )
-from halfstep.torch._regions._strays import refuse_half, refuse_strays
+from halfstep.torch._regions._strays import is_outside, refuse_half, refuse_strays, taken_back
 from halfstep.torch._regions._tree import cast, tensors_in
 from halfstep.torch._saved import leave_out
 from halfstep.torch._tracing import constant, ready
@@ -102,7 +102,7 @@ class Forward:
             args, kwargs = entered((args, kwargs))
             with (
                 Substitution(places, inside),
-                Outside(hooks(modules[1:]), region._output_dtype),
+                Outside(hooks(modules[1:], region._own_hooks), region._output_dtype),
                 Inside(settings),
             ):
                 output = forward(*args, **kwargs)
@@ -171,7 +171,17 @@ def _is_sound(region: "Region", module: nn.Module, output: Any, inside: list[Ten
     except UsageError as error:
         region._on_misfit(error)
         return False
-    return True
+    return _spares_hooks(region, output)
+
+
+def _spares_hooks(region: "Region", output: Any) -> bool:
+    """Looks whether the forward read what its hooks had kept; if so, those get the inside."""
+    call = _call.current()
+    own = {call.hooks[node] for node in taken_back(tensors_in(output), call) if node in call.hooks}
+    region._own_hooks |= own
+    if own:
+        call.end_scaling()
+    return not own
 
 
 def _leave(
@@ -179,6 +189,8 @@ def _leave(
 ) -> Any:
     """Lets the output out, together with what the forward put into attributes."""
     kept = [place for place in attributes(modules) if id(place[2]) not in held]
+    if not torch.compiler.is_compiling() and _call.current().hooks:
+        kept = [place for place in kept if not is_outside(place[2], _call.current())]
     output, values = left((output, [tensor for *_, tensor in kept]), dtype)
     for place, value in zip(kept, values, strict=True):
         put(place, value)

@@ -7,7 +7,7 @@ from torch import Tensor
 from halfstep.torch._regions import _call
 from halfstep.torch._regions._boundary import Inward, Outward, cross
 from halfstep.torch._regions._call import Call
-from halfstep.torch._regions._factor import Cells
+from halfstep.torch._regions._state import Cells
 from halfstep.torch._tracing import constant, forget_attempts, in_graph, when_abandoned
 
 # Leaves cross together, because each crossing costs a few microseconds, but not too many: their

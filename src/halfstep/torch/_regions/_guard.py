@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from halfstep.core import emit, listening
-from halfstep.torch._regions._factor import faults
+from halfstep.torch._regions._state import faults
 from halfstep.torch._scaling._closure import (
     NonFiniteEvaluationError,
     Snapshot,
@@ -193,7 +193,7 @@ class Guard:
     def _facts(self) -> Facts:
         regions = list(self.regions)
         names = ParameterNames(*filter(None, (region._module() for region in regions)))
-        foreign = [region._cells[4].clone() for region in regions if region._scaled]
+        foreign = [region._cells.foreign.clone() for region in regions if region._scaled]
         if not foreign:
             return Facts(names)
         return Facts(names, self._scale(), lambda: any(each.item() for each in foreign), ARRIVED)
@@ -202,7 +202,7 @@ class Guard:
         """Returns the scale of the first region that has one, or what will tell it."""
         for region in self.regions:
             if region._scaled:
-                scale = region._cells[0]
+                scale = region._cells.scale
                 return scale.item() if scale.is_cpu else scale.clone().item
         return 1.0
 
@@ -211,5 +211,5 @@ class Guard:
             region._note(optimizer, record)
         if listening():
             emit("step", record=record)
-            scales = [region._cells[0] for region in self.regions if region._scaled]
+            scales = [region._cells.scale for region in self.regions if region._scaled]
             emit("update", scale=scales[0].clone() if scales else 1.0, scaler=id(optimizer))

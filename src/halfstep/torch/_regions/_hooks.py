@@ -1,7 +1,8 @@
 """Forward hooks on modules inside of a region: whoever looks at the inside from outside.
 
 What a hook keeps may become part of a loss, such as a feature that is compared with another
-model's. So a hook gets what it sees as it is outside of the region.
+model's. So a hook gets what it sees as it is outside of the region; unless the forward reads it
+again, as of a model that looks at its own layers.
 """
 
 import functools
@@ -11,19 +12,22 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from halfstep.torch._private import never_compile
+from halfstep.torch._regions import _call
 from halfstep.torch._regions._crossing import entered, left
 from halfstep.torch._regions._tree import tensors_in
 
 Place: TypeAlias = tuple[dict[int, Any], int, Callable[..., Any]]
 
 
-def hooks(modules: list[nn.Module]) -> list[Place]:
+def hooks(modules: list[nn.Module], without: set[int]) -> list[Place]:
     """Returns the places of hooks that run before or after the forward of a module."""
     return [
         (held, key, hook)
         for each in modules
         for held in (each._forward_pre_hooks, each._forward_hooks)
         for key, hook in held.items()
+        if key not in without
     ]
 
 
@@ -41,7 +45,7 @@ class Outside:
 
     def __enter__(self) -> None:
         for held, key, hook in self._places:
-            held[key] = functools.partial(_call, hook, self._dtype)
+            held[key] = functools.partial(_run, key, hook, self._dtype)
 
     def __exit__(self, *error: object) -> None:
         for held, key, hook in self._places:
@@ -50,9 +54,12 @@ class Outside:
                 held[key] = hook
 
 
-def _call(hook: Callable[..., Any], dtype: torch.dtype, module: nn.Module, *values: Any) -> Any:
+def _run(
+    key: int, hook: Callable[..., Any], dtype: torch.dtype, module: nn.Module, *values: Any
+) -> Any:
     """Calls a hook with arguments, and after a forward the result, as they are outside."""
     outside = left(values, dtype)
+    _call.current().hooks |= {each.grad_fn: key for each in tensors_in(outside)}
     before = _versions(outside)
     result = hook(module, *outside)
     if result is None and _versions(outside) != before:
@@ -61,7 +68,10 @@ def _call(hook: Callable[..., Any], dtype: torch.dtype, module: nn.Module, *valu
     return None if result is None else entered(result)
 
 
+# A tracer leaves a region with hooks outside of its graphs, and the hooks with it.
+never_compile(_run)
+_run._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
 def _versions(value: Any) -> list[int]:
-    if torch.compiler.is_compiling():
-        return []
     return [each._version for each in tensors_in(value)]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from halfstep.errors import UsageError
+from halfstep.torch._regions._call import Call
 
 Node = Any
 
@@ -41,6 +42,33 @@ def strays(outputs: Iterable[Tensor], entered: Iterable[Tensor]) -> list[Tensor 
         if hasattr(node, "variable"):
             found.append(node.variable)
         elif node._sequence_nr() < first:
+            found.append(node)
+        else:
+            waiting += [edge for edge, _ in node.next_functions if edge is not None]
+    return found
+
+
+def taken_back(outputs: Iterable[Tensor], call: Call) -> list[Node]:
+    """Returns where outputs reach what had left the same call: the forward read it again."""
+    return [node for node in _nodes(outputs, call) if node.outward]
+
+
+def is_outside(tensor: Tensor, call: Call) -> bool:
+    """Returns whether a tensor was made of nothing but what had left the call."""
+    return all(node.outward for node in _nodes([tensor], call))
+
+
+def _nodes(tensors: Iterable[Tensor], call: Call) -> list[Node]:
+    """Returns the first nodes at which tensors reach the boundary of a call."""
+    waiting = [each.grad_fn for each in tensors if each.grad_fn is not None]
+    seen: set[Node] = set()
+    found: list[Node] = []
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if getattr(node, "call", None) is call:
             found.append(node)
         else:
             waiting += [edge for edge, _ in node.next_functions if edge is not None]
