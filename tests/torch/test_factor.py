@@ -25,7 +25,9 @@ RULES = st.builds(
 ) | st.builds(LossScale.static, st.sampled_from([1.0, 1000.0]))
 SIZES = st.sampled_from([1e-45, 1e-38, 1e-20, 0.1, 1.0, 1.5, 3e38, torch.inf, torch.nan])
 # What enters in a pass, and whether what leaves is finite.
-PASSES = st.lists(st.tuples(SIZES | st.floats(2.0**-20, 2.0**20, width=32), st.booleans()), max_size=40)
+PASSES = st.lists(
+    st.tuples(SIZES | st.floats(2.0**-20, 2.0**20, width=32), st.booleans()), max_size=40
+)
 # Longer than it takes to make a scale a proven one, with overflows before and after.
 LONG = [(1.0, False)] * 2 + [(1.0, True)] * 20 + [(1.0, False)] * 3 + [(torch.nan, False)]
 

@@ -7,6 +7,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional
 
 from halfstep.torch import prepare
+from halfstep.torch._private import SEES_ATTRIBUTES
 
 # PyTorch's own: of its code generator, and where it looks at the weights of a compiled part.
 pytestmark = [
@@ -17,6 +18,10 @@ pytestmark = [
 FLOAT32 = "compute_dtype=float32"
 FLOAT16 = "compute_dtype=float16,scale=dynamic(init_scale=256.0,growth_interval=3)"
 POLICIES = [FLOAT32, FLOAT16, "mixed_bfloat16"]
+
+
+# Tracers before PyTorch 2.13 leave a region that scales around the graphs.
+WHOLE = SEES_ATTRIBUTES
 
 
 @pytest.fixture(autouse=True)
@@ -107,27 +112,27 @@ def compare(expected, got, policy):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_compiled_region_trains_as_in_eager_mode(way, policy):
-    got = train(way(policy, backend="aot_eager", fullgraph=True))
+    got = train(way(policy, backend="aot_eager", fullgraph=WHOLE))
     compare(train(eager(policy)), got, policy)
 
 
 @pytest.mark.slow
 def test_a_region_compiled_to_code_trains_as_in_eager_mode():
-    got = train(compiled_after(FLOAT16, fullgraph=True))
+    got = train(compiled_after(FLOAT16, fullgraph=WHOLE))
     compare(train(eager(FLOAT16)), got, FLOAT16)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_nothing_is_compiled_again(policy):
     counter = CompileCounterWithBackend("aot_eager")
-    train(compiled_after(policy, backend=counter, fullgraph=True), steps=12)
+    train(compiled_after(policy, backend=counter, fullgraph=WHOLE), steps=12)
     assert counter.frame_count == 1
 
 
 def test_nothing_is_compiled_again_when_the_scale_changes():
     counter = CompileCounterWithBackend("aot_eager")
     policy = "compute_dtype=float16,scale=dynamic(init_scale=256.0,growth_interval=1)"
-    _, _, region = train(compiled_after(policy, backend=counter, fullgraph=True), steps=6)
+    _, _, region = train(compiled_after(policy, backend=counter, fullgraph=WHOLE), steps=6)
     assert len(region.history.scale_changes) >= 4
     assert counter.frame_count == 1
 
@@ -157,7 +162,7 @@ def overflows(called, model, policy="mixed_float16"):
 def test_an_overflow_in_a_compiled_model_lowers_the_scale():
     plain, model = Amplifier(), Amplifier()
     expected = overflows(plain, plain)
-    got = overflows(torch.compile(model, backend="aot_eager", fullgraph=True), model)
+    got = overflows(torch.compile(model, backend="aot_eager", fullgraph=WHOLE), model)
     assert expected[0][0]
     assert not expected[0][-1]
     assert got == expected
@@ -176,7 +181,7 @@ class Outer(nn.Module):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_compiled_part_of_an_eager_region(policy):
     def enclose(model, optimizer):
-        model.inner.compile(backend="aot_eager", fullgraph=True)
+        model.inner.compile(backend="aot_eager", fullgraph=WHOLE)
         return model, prepare(model, optimizer, policy)
 
     torch.manual_seed(0)
@@ -189,7 +194,7 @@ def test_a_compiled_part_of_an_eager_region(policy):
 def test_a_region_that_is_a_part_of_a_compiled_model(policy):
     def enclose(model, optimizer, compiled=True):
         region = prepare(model.inner, optimizer, policy)
-        called = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+        called = torch.compile(model, backend="aot_eager", fullgraph=WHOLE) if compiled else model
         return called, region
 
     torch.manual_seed(0)
@@ -221,7 +226,7 @@ def test_a_compiled_loss_around_a_region(policy):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_compiled_region_evaluates(policy):
     model = Net()
-    called = torch.compile(model, backend="aot_eager", fullgraph=True)
+    called = torch.compile(model, backend="aot_eager", fullgraph=WHOLE)
     prepare(model, policy=policy)
     plain, values = Net(), torch.ones(5, 4)
     for context in (torch.no_grad, torch.inference_mode, torch.enable_grad, torch.no_grad):
@@ -233,7 +238,7 @@ def test_a_compiled_region_evaluates(policy):
 
 def test_removing_a_region_is_seen_by_what_was_compiled():
     model, values = Net(), torch.ones(5, 4)
-    called = torch.compile(model, backend="aot_eager", fullgraph=True)
+    called = torch.compile(model, backend="aot_eager", fullgraph=WHOLE)
     expected = model(values)
     region = prepare(model, policy="mixed_bfloat16")
     assert not torch.equal(called(values), expected)

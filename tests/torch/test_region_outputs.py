@@ -371,16 +371,7 @@ class Router(nn.Module):
         return out
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        pytest.param(
-            each, marks=pytest.mark.xfail(strict=True, reason="a layer once seen as plain")
-        )
-        for each in (FLOAT32, FLOAT16)
-    ]
-    + ["mixed_bfloat16", "float32"],
-)
+@pytest.mark.parametrize("policy", [FLOAT32, FLOAT16, "mixed_bfloat16", "float32"])
 def test_an_attribute_of_a_layer_that_was_none(policy):
     def gradient(policy):
         model = Router()

@@ -152,7 +152,6 @@ def test_modules_are_those_of_pytorch_each_once():
     assert len(modules_of(module)) == len(list(module.modules()))
 
 
-@pytest.mark.xfail(strict=True, reason="layers of PyTorch in which only numbers were found")
 @pytest.mark.parametrize("before", [None, 3, (1, 2)])
 def test_an_attribute_that_becomes_a_tensor_is_found(before):
     module = nn.Linear(1, 1)

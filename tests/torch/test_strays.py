@@ -56,7 +56,9 @@ def test_the_error_names_what_it_is():
 
 def test_float16_parameters_are_refused_if_they_are_trained():
     module = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1).half())
-    with pytest.raises(UsageError, match=r"needs parameters in float32, got float16 for 1\.weight"):
+    with pytest.raises(
+        UsageError, match=r"needs trained parameters in float32, got float16 for 1\.weight"
+    ):
         refuse_half(module)
     module[1].requires_grad_(False)
     refuse_half(module)

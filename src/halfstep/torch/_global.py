@@ -17,6 +17,7 @@ from halfstep.torch._region import Region, prepare
 from halfstep.torch._regions._attach import checked_policy
 from halfstep.torch._regions._forward import Forward
 from halfstep.torch._regions._guard import Guard, guard
+from halfstep.torch._regions._strays import HALF
 from halfstep.torch._scaling._gradients import parameters_of
 
 _FLOAT32 = Policy.named("float32")
@@ -51,8 +52,8 @@ class _Everywhere:
         if module in self._left_alone:
             return
         dtypes = {each.dtype for each in module.parameters() if each.requires_grad}
-        # Without parameters there is nothing to scale; float16 ones were someone's own choice.
-        if not dtypes or torch.float16 in dtypes or isinstance(module, torch.jit.ScriptModule):
+        # Without parameters there is nothing to scale; half ones were someone's own choice.
+        if not dtypes or dtypes & HALF or isinstance(module, torch.jit.ScriptModule):
             return
         with _lock:
             region = prepare(module, policy=self.policy)
@@ -102,15 +103,15 @@ def set_global_policy(policy: Policy | str) -> None:
     """Makes every model and every optimizer of the process train by a policy.
 
     A module with parameters that is called from outside of any other becomes a region, as if it
-    had been given to `prepare`, and every optimizer skips steps from gradients that are not finite.
+    had been given to `prepare` with every optimizer that trains a part of it.
     `float32` sets everything back to what it was. In all threads.
 
     It cannot see a model that runs without being called (a method other than its `forward`: then
     each module inside is a region of its own), parameters that are used by a function rather than
     a module, modules that are called only within a function given to `torch.compile`, and
     optimizers that are not a `torch.optim.Optimizer`. What runs inside `halfstep.torch.autocast`,
-    and models that have float16 parameters, read tensors with gradients that are not theirs, or
-    were prepared already, are left alone.
+    and models that train parameters in half precision, read tensors with gradients that are not
+    theirs, or were prepared already, are left alone.
 
     Args:
         policy: The policy, or its text.

@@ -17,6 +17,7 @@ _NEEDED = (
     "DispatchKey",
     "DispatchKeySet",
     "_ExcludeDispatchKeyGuard",
+    "_current_graph_task_id",
     "_autocast_supported_devices",
     "_dispatch_has_kernel",
     "_dispatch_has_kernel_for_dispatch_key",
@@ -34,6 +35,9 @@ if _missing:
         f"halfstep.torch needs PyTorch {SUPPORTED}, got {torch.__version__}, which lacks "
         f"torch._C.{_missing[0]}. Install a supported PyTorch, or a newer halfstep."
     )
+
+# Whether a tracer can go through the attributes of a module, as a region must.
+SEES_ATTRIBUTES = torch.__version__ >= "2.13"  # a TorchVersion, which compares numbers
 
 KEY = "AutocastPrivateUse1"
 _DEVICE_KEYS = {

@@ -9,7 +9,9 @@ from torch.optim import Optimizer
 
 from halfstep.core import Policy, ScaleState
 from halfstep.errors import NonFiniteError, UsageError
+from halfstep.torch._autocast import settings_of
 from halfstep.torch._dtypes import compute_dtype
+from halfstep.torch._private import SEES_ATTRIBUTES
 from halfstep.torch._regions import _checkpoint
 from halfstep.torch._regions._attach import (
     checked_module,
@@ -22,6 +24,7 @@ from halfstep.torch._regions._guard import guard
 from halfstep.torch._regions._state import Cells, fresh, overflowed, settled
 from halfstep.torch._regions._strays import refuse_half
 from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord, advice
+from halfstep.torch._tracing import constant
 
 _OVERFLOW = "gradients were not finite"
 
@@ -41,6 +44,8 @@ class Region:
     def __init__(self, module: nn.Module, policy: Policy, cells: Cells) -> None:
         self._policy = policy
         self._output_dtype = compute_dtype(policy.output_dtype)
+        # A function of a constant, which every tracer can run.
+        self._settings = constant(lambda device_type: settings_of(policy, device_type))
         self._scaled = policy.scale.kind != "none"
         self._rule = str(policy.scale)
         self._cells = cells
@@ -53,7 +58,7 @@ class Region:
         # Hooks on modules inside whose findings the forward itself reads.
         self._own_hooks: set[int] = set()
         self._on_misfit: Callable[[UsageError], None] = _raise
-        self._capture = Capture()
+        self._capture = Capture(broken=self._scaled and not SEES_ATTRIBUTES)
 
     @property
     def policy(self) -> Policy:
@@ -200,8 +205,8 @@ def prepare(
         What tells about scale and steps, is saved with a checkpoint, and undoes it all.
 
     Raises:
-        UsageError: The model is not a module, is a region already or has parameters in float16; an
-            optimizer is none, or trains nothing in the model.
+        UsageError: The model is not a module, is a region already or trains parameters in half
+            precision; an optimizer is none, or trains nothing in the model.
         PolicyError: The policy cannot be read or followed.
 
     Example:

@@ -12,7 +12,7 @@ from halfstep.torch._regions._state import PROVEN, Cells, numbers
 
 _KEYS = Cells._fields
 # What a GradScaler calls the counters, and that its scale is a proven one; the rest are settings.
-_OF_SCALER = {"_growth_tracker": "steps", "_overflows": "overflows"}
+_OF_SCALER = {"_growth_tracker": "finite_steps", "_overflows": "overflows"}
 _PROVEN = dict.fromkeys(_KEYS, 0.0) | {"proof": float(PROVEN)}
 
 

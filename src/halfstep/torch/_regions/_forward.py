@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from halfstep.errors import UsageError
-from halfstep.torch._autocast import Inside, Settings, settings_of
+from halfstep.torch._autocast import Inside, Settings
 from halfstep.torch._private import never_compile, set_frame_compiler
 from halfstep.torch._regions import _call, _graph
 from halfstep.torch._regions._crossing import entered, left
@@ -56,20 +56,20 @@ class Forward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         ready()
         if _is_exporting():
-            return self.__wrapped__(*args, **kwargs)
+            return self._original(*args, **kwargs)
         if not torch.compiler.is_compiling():
-            return self._run(self.__wrapped__, args, kwargs)
+            return self._run(self._original, args, kwargs)
         capture = self.region._capture
         if capture.broken:
             return _around_graphs(self, args, kwargs)
         capture.begins()
-        output = self._run(self.__wrapped__, args, kwargs)
+        output = self._run(self._original, args, kwargs)
         capture.ends()
         return output
 
     def _run(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         region = self.region
-        settings = settings_of(region._policy, device_of(self._owner()).type)
+        settings = region._settings(device_of(self._owner()).type)
         if not settings.enabled:
             # Weights in float32 and no autocast need inputs in float32.
             args, kwargs = cast(args, torch.float32), cast(kwargs, torch.float32)
@@ -112,6 +112,12 @@ class Forward:
             return _leave(output, region._output_dtype, modules, held)
         finally:
             _graph.end()
+
+    def _original(self, *args: Any, **kwargs: Any) -> Any:
+        if self.original is not None:
+            return self.original(*args, **kwargs)
+        module = self._owner()
+        return type(module).forward(module, *args, **kwargs)
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -201,7 +207,7 @@ def _around_graphs(forward: Forward, args: Any, kwargs: Any) -> Any:
     """Lets the parts of a forward that does not fit one graph be compiled, and nothing else."""
     compiler = set_frame_compiler(None)
     try:
-        compiled = functools.partial(_run_compiled, compiler, forward.__wrapped__)
+        compiled = functools.partial(_run_compiled, compiler, forward._original)
         return forward._run(compiled, args, kwargs)
     finally:
         set_frame_compiler(compiler)
@@ -217,3 +223,7 @@ def _run_compiled(compiler: Any, forward: Callable[..., Any], *args: Any, **kwar
 
 never_compile(_around_graphs, callees=True)
 _around_graphs._torchdynamo_disable = True  # type: ignore[attr-defined]
+_around_graphs._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+    "the region is compiled around its graphs, because its forward breaks the graph, has hooks on "
+    "modules inside, or PyTorch is older than 2.13. Leave out fullgraph=True"
+)

@@ -72,13 +72,16 @@ def _abandon(call: Call) -> None:
 class Capture:
     """Whether the calls of a region fit into one graph; found out when one is captured.
 
+    Args:
+        broken: Whether it is known that they do not.
+
     Example:
         >>> Capture().broken
         False
     """
 
-    def __init__(self) -> None:
-        self.broken = False
+    def __init__(self, broken: bool = False) -> None:
+        self.broken = broken
         self._open = 0
         # Functions without arguments, which a tracer can run in the middle of a capture.
         self.begins, self.ends = constant(lambda: self._begin()), constant(lambda: self._end())

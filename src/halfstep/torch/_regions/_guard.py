@@ -101,7 +101,7 @@ class Guard:
         assert optimizer is not None
         # A scaler has looked already: ours says so, PyTorch's hands over what it found.
         looked = is_telling() or hasattr(optimizer, "found_inf")
-        if looked or _guards.get(optimizer) is not self:
+        if looked or not self._faults:
             return self._step(*args, **kwargs)
         with telling():
             if closure_of(args, kwargs) is not None:

@@ -1,8 +1,8 @@
 """Finds what keeps gradients from being true-valued outside of a region.
 
 The gradient of a tensor that the region reads, although it neither is its own nor was passed to it,
-leaves without crossing the boundary, with the scale still in it. That of a parameter in float16 may
-not fit.
+leaves without crossing the boundary, with the scale still in it. That of a parameter in half
+precision may not fit, and its updates may vanish.
 """
 
 from collections.abc import Iterable
@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from halfstep.errors import UsageError
+from halfstep.torch._dtypes import name_of
 from halfstep.torch._regions._call import Call
 
 Node = Any
+HALF = {torch.float16, torch.bfloat16}
 
 
 def strays(outputs: Iterable[Tensor], entered: Iterable[Tensor]) -> list[Tensor | Node]:
@@ -90,10 +92,11 @@ def refuse_strays(outputs: Iterable[Tensor], entered: Iterable[Tensor]) -> None:
 
 
 def refuse_half(module: nn.Module) -> None:
-    """Raises an error for parameters that could not hold a true-valued gradient."""
+    """Raises an error for parameters that cannot hold small updates, or a true-valued gradient."""
     for name, parameter in module.named_parameters():
-        if parameter.requires_grad and parameter.dtype is torch.float16:
+        if parameter.requires_grad and parameter.dtype in HALF:
             raise UsageError(
-                f"A region needs parameters in float32, got float16 for {name}. Call "
-                "model.float(): weights are cast where they are used, and small updates are kept."
+                f"A region needs trained parameters in float32, got {name_of(parameter.dtype)} for "
+                f"{name}. Call model.float(): weights are cast where they are used, and small "
+                "updates are kept."
             )
