@@ -305,7 +305,7 @@ REFUSED = [
     ),
     (
         lambda: prepare(Net().half()),
-        "A region needs trained parameters in float32, got float16 for first.weight. Call model.float()",
+        "A region needs trained parameters in float32, got float16 for first.weight. Call ",
     ),
     (
         lambda: prepare(Net(), torch.optim.SGD(Net().parameters(), lr=1)),
@@ -381,9 +381,9 @@ BAD_STATES = [
     ([], "load_state_dict() needs a state dict, got list. Pass what region.state_dict() returned."),
     (
         {"scale": 1.0},
-        "load_state_dict() needs 'scale', 'finite_steps', 'overflows', 'proof', 'found', 'foreign', "
-        "'faults', got a state dict without 'finite_steps', 'overflows', 'proof', 'found', "
-        "'foreign', 'faults'. Pass what region.state_dict() returned.",
+        "load_state_dict() needs 'scale', 'finite_steps', 'overflows', 'proof', 'found', "
+        "'foreign', 'faults', got a state dict without 'finite_steps', 'overflows', 'proof', "
+        "'found', 'foreign', 'faults'. Pass what region.state_dict() returned.",
     ),
 ]
 

@@ -54,15 +54,14 @@ def test_the_error_names_what_it_is():
         refuse_strays([inside + older], [inside])
 
 
-def test_float16_parameters_are_refused_if_they_are_trained():
-    module = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1).half())
-    with pytest.raises(
-        UsageError, match=r"needs trained parameters in float32, got float16 for 1\.weight"
-    ):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_parameters_are_refused_if_they_are_trained(dtype):
+    module = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1).to(dtype))
+    text = rf"needs trained parameters in float32, got {str(dtype)[6:]} for 1\.weight"
+    with pytest.raises(UsageError, match=text):
         refuse_half(module)
     module[1].requires_grad_(False)
     refuse_half(module)
-    refuse_half(module.bfloat16())
 
 
 class Net(nn.Module):

@@ -37,7 +37,8 @@ def show_ending(console: Console, script: str, run: RunResult, *, chosen: bool) 
 def _rows(run: RunResult, chosen: bool, ascii_only: bool) -> Iterator[tuple[str, str]]:
     yield "policy", run.policy + (" (chosen for this device; --policy sets it)" if chosen else "")
     yield "steps", _steps(run)
-    yield "skipped", _skipped(run)
+    if run.optimizer_steps:
+        yield "skipped", _skipped(run)
     if run.losses:
         yield "loss", _loss(run, ascii_only)
     if run.steps_per_second is not None:
@@ -51,6 +52,8 @@ def _rows(run: RunResult, chosen: bool, ascii_only: bool) -> Iterator[tuple[str,
 
 
 def _steps(run: RunResult) -> str:
+    if not run.scalers:
+        return f"{run.steps} (backward passes; no optimizer was seen, so nothing could be skipped)"
     if run.scalers < 2:
         return str(run.steps)
     return f"{run.steps} of the first of {run.scalers} optimizers, {run.optimizer_steps} of all"

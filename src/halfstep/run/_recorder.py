@@ -75,7 +75,8 @@ class Recorder:
                 "losses": self._probe.floats(self._losses),
                 "step_seconds": self._probe.seconds(self._marks),
                 "skipped": [[step, each.reason] for step, each in self._records if each.skipped],
-                "steps": self._updates,
+                # A script that changes its parameters by hand does so after each backward pass.
+                "steps": self._updates or self._backwards,
                 "optimizer_steps": self._attempts,
                 "backwards": self._backwards,
                 "scalers": len(self._scalers),
@@ -87,6 +88,8 @@ class Recorder:
 
     def _on_backward(self) -> None:
         self._backwards += 1
+        if not self._updates:
+            self._marks.append(self._probe.tick())
 
     def _on_loss(self, value: Any, source: str = "") -> None:
         """Keeps a loss; once a scaler tells of losses, backward starts from scaled ones."""
@@ -108,7 +111,7 @@ class Recorder:
             self._scalers.append(scaler)
         if scaler != self._scalers[0]:
             return
-        self._marks.append(self._probe.tick())
+        self._marks = [*(self._marks if self._updates else ()), self._probe.tick()]
         self._scale = self._probe.snapshot(scale)
         self._updates += 1
         self._count_saved_bytes()

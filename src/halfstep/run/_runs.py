@@ -37,7 +37,7 @@ class RunResult:
         exit_code: What the process returned; negative is the signal that ended it.
         error: Why the run failed, "" where it did not.
         steps: How often the optimizer stepped, or `scaler.update()` of halfstep was called; the
-            first one's where there are several.
+            first one's where there are several. Without any, how often backward ran.
         optimizer_steps: How often any optimizer was to step, skipped steps too.
         scalers: How many optimizers, or GradScalers of halfstep, took steps.
         backwards: How many backward passes were seen; none of scripts that only tell of losses.

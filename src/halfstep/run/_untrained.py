@@ -15,11 +15,6 @@ def why_untrained(run: RunResult) -> str:
     """
     seen = (
         (run.optimizer_steps, "scaler.step() was called, but scaler.update() never was"),
-        (
-            run.backwards,
-            f"{_passes(run.backwards)} but no step of a torch.optim.Optimizer: whatever changes "
-            "the parameters is of another kind",
-        ),
         (run.losses, "losses were scaled, but neither backward() nor an optimizer step followed"),
         ("torch" not in dict(run.versions), "PyTorch was not imported"),
     )
@@ -28,7 +23,3 @@ def why_untrained(run: RunResult) -> str:
         "torch.autograd.grad and other processes cannot be"
     )
     return next((reason for found, reason in seen if found), nothing)
-
-
-def _passes(count: int) -> str:
-    return "1 backward pass was seen," if count == 1 else f"{count} backward passes were seen,"
