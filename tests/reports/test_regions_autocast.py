@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from halfstep.torch import autocast, custom_bwd, custom_fwd, prepare
+from halfstep.torch._private import SEES_ATTRIBUTES
 from tests.reports.agreement import tensors, weighted_sum
 
 # A scale at which nothing overflows that would not overflow by itself.
@@ -580,10 +581,10 @@ def test_compiled_gradients_are_those_of_eager_mode(first, policy):
         model = Net()
         called = model
         if compiled and first == "compile":
-            called = torch.compile(model, backend="aot_eager", fullgraph=True)
+            called = torch.compile(model, backend="aot_eager", fullgraph=SEES_ATTRIBUTES)
         prepare(called, policy=policy)
         if compiled and first == "prepare":
-            called = torch.compile(model, backend="aot_eager", fullgraph=True)
+            called = torch.compile(model, backend="aot_eager", fullgraph=SEES_ATTRIBUTES)
         (called(torch.ones(1, 4)) * 16384).sum().backward()
         gradients.append(model.out.weight.grad)
     assert torch.equal(*gradients)

@@ -17,7 +17,7 @@ RULES = st.builds(
     LossScale.dynamic,
     init_scale=st.sampled_from([1.0, 24.0, 2.0**16]),
     growth_factor=st.sampled_from([1.0, 1.5, 2.0]),
-    backoff_factor=st.sampled_from([1.0, 0.75, 0.5]),
+    backoff_factor=st.sampled_from([0.75, 0.5]),
     growth_interval=st.integers(1, 3),
     min_scale=st.sampled_from([2.0**-16, 1.0]),
     max_scale=st.sampled_from([2.0**16, 2.0**18, torch.finfo(torch.float32).max]),
@@ -65,6 +65,13 @@ def test_what_enters_is_brought_just_below_the_scale_by_a_power_of_two(size, sca
     assert scale / 4 < size * factor < scale
 
 
+def sparse():
+    """Returns a gradient with an index that is there twice, with the values 1, 1 and 2."""
+    layer = torch.nn.Embedding(3, 1, sparse=True)
+    layer(torch.tensor([0, 0, 1])).backward(torch.tensor([[1.0], [1.0], [2.0]]))
+    return layer.weight.grad
+
+
 @pytest.mark.parametrize("waiting", [True, False])
 @pytest.mark.parametrize(
     "gradients",
@@ -74,7 +81,7 @@ def test_what_enters_is_brought_just_below_the_scale_by_a_power_of_two(size, sca
         [torch.full((4,), 1.0, dtype=torch.float16)],
         [torch.full((4,), 1.0, dtype=torch.float64)],
         [torch.tensor([1 + 1j, -1 - 1j])],
-        [torch.sparse_coo_tensor([[0, 0, 1]], [1.0, 1.0, 2.0], (3,), check_invariants=False)],
+        [sparse()],
         [torch.ones(2, 2), torch.ones(0)],
     ],
     ids=["one", "two", "half", "double", "complex", "sparse", "empty"],
