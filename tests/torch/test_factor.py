@@ -52,6 +52,14 @@ def test_the_device_chooses_like_the_host(rule, passes):
     assert torch.equal(driven(rule, passes), driven(rule, passes, waiting=False))
 
 
+@pytest.mark.xfail(reason="the device chooses as for the smallest number", strict=True)
+@pytest.mark.parametrize("count", [1, 3])
+def test_zeros_are_scaled_as_the_host_would(count):
+    passes = [(0.0, True)] * count + [(1.0, True)]
+    rule = LossScale.dynamic()
+    assert torch.equal(driven(rule, passes), driven(rule, passes, waiting=False))
+
+
 @given(st.floats(2.0**-90, 2.0**90, width=32), st.sampled_from([1.0, 1000.0, 2.0**16]))
 def test_what_enters_is_brought_just_below_the_scale_by_a_power_of_two(size, scale):
     factor, inverse = choose(
