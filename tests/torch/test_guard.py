@@ -11,7 +11,8 @@ from halfstep.errors import NonFiniteError
 from halfstep.torch import prepare
 from halfstep.torch._regions._guard import Guard
 
-OPEN = pytest.mark.xfail(reason="found_inf is 2.0 where it has to be 1.0", strict=True)
+# Not of Adagrad with older PyTorch, whose fused form does not skip by itself.
+OPEN = pytest.mark.xfail(reason="found_inf is 2.0 where it has to be 1.0", strict=False)
 OPEN_FLOOR = pytest.mark.xfail(reason="nobody asks the device now and then", strict=True)
 
 KINDS = {
