@@ -52,7 +52,6 @@ def test_the_device_chooses_like_the_host(rule, passes):
     assert torch.equal(driven(rule, passes), driven(rule, passes, waiting=False))
 
 
-@pytest.mark.xfail(reason="the device chooses as for the smallest number", strict=True)
 @pytest.mark.parametrize("count", [1, 3])
 def test_zeros_are_scaled_as_the_host_would(count):
     passes = [(0.0, True)] * count + [(1.0, True)]

@@ -11,10 +11,6 @@ from halfstep.errors import NonFiniteError
 from halfstep.torch import prepare
 from halfstep.torch._regions._guard import Guard
 
-# Not of Adagrad with older PyTorch, whose fused form does not skip by itself.
-OPEN = pytest.mark.xfail(reason="found_inf is 2.0 where it has to be 1.0", strict=False)
-OPEN_FLOOR = pytest.mark.xfail(reason="nobody asks the device now and then", strict=True)
-
 KINDS = {
     "sgd": lambda them: torch.optim.SGD(them, lr=0.1, momentum=0.9, fused=True),
     "adam": lambda them: torch.optim.Adam(them, lr=0.1, fused=True),
@@ -72,9 +68,7 @@ TOUCHES = {
 }
 
 
-@pytest.mark.parametrize(
-    "touch", [pytest.param("nothing", marks=OPEN), pytest.param("norm", marks=OPEN), "numbers"]
-)
+@pytest.mark.parametrize("touch", ["nothing", "norm", "numbers"])
 @pytest.mark.parametrize("bad", [{"gain": torch.inf}, {"factor": torch.nan}], ids=["gain", "loss"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fused_kernel_skips(kind, bad, touch):
@@ -103,7 +97,6 @@ def test_parameters_of_several_dtypes_overflow_together():
         assert torch.equal(parameter, expected)
 
 
-@OPEN_FLOOR
 @pytest.mark.filterwarnings("ignore::halfstep.torch.SkippedStepsWarning")
 def test_the_floor_is_noticed_in_the_end():
     def run():
@@ -116,7 +109,6 @@ def test_the_floor_is_noticed_in_the_end():
         run()
 
 
-@OPEN_FLOOR
 @pytest.mark.filterwarnings("ignore::halfstep.torch.SkippedStepsWarning")
 def test_records_do_not_pile_up():
     loop = Loop()

@@ -933,6 +933,7 @@ def test_an_optimizer_that_cannot_be_referenced_or_hashed(dtype):
 
 def test_many_scalers_leave_nothing_with_an_optimizer():
     loop = Loop()
+    gc.collect()
     before = len(weakref.finalize._registry)
     for _ in range(5):
         loop.scaler = GradScaler("cpu", init_scale=8.0)

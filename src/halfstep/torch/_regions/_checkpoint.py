@@ -30,6 +30,9 @@ def saved(cells: Cells) -> dict[str, float]:
 def load(cells: Cells, state_dict: Any) -> None:
     """Puts what `saved` returned, or the state of a GradScaler, into the cells."""
     values = _checked(state_dict)
+    if "_growth_tracker" in state_dict:
+        # A scaler has counted its latest iteration; a pass is counted when the next one begins.
+        values["finite_steps"] -= 1
     for key, cell in zip(_KEYS, cells, strict=True):
         cell.fill_(values[key])
 

@@ -61,7 +61,9 @@ def _norm(gradient: Tensor, device: torch.device) -> Tensor:
 
 
 def _on_device(scale: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-    around = 2 * _power_of_two(size).clamp(_SMALLEST, _LARGEST)
+    # Where nothing but zeros enters, what enters later in the pass should find a usual factor.
+    power = torch.where(size == 0, 0.5, _power_of_two(size))
+    around = 2 * power.clamp(_SMALLEST, _LARGEST)
     scale = _power_of_two(scale)
     return scale / around, around / scale
 

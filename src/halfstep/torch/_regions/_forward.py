@@ -69,7 +69,10 @@ class Forward:
 
     def _run(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         region = self.region
-        settings = region._settings(device_of(self._owner()).type)
+        device = device_of(self._owner())
+        if device.type == "meta":
+            return forward(*args, **kwargs)
+        settings = region._settings(device.type)
         if not settings.enabled:
             # Weights in float32 and no autocast need inputs in float32.
             args, kwargs = cast(args, torch.float32), cast(kwargs, torch.float32)

@@ -32,6 +32,7 @@ CHANGED = "a gradient overflowed inside the model, and was made finite since"
 ARRIVED = "the gradient that reached the model was not finite"
 # How often a closure is evaluated again, at half the scale each time.
 _ATTEMPTS = 32
+_POLLED_EVERY = 64
 
 _guards: "PerOptimizer[Guard]" = PerOptimizer()
 
@@ -55,6 +56,7 @@ class Guard:
         # How many faults of each region the optimizer knows of.
         self._faults: weakref.WeakKeyDictionary[Region, Any] = weakref.WeakKeyDictionary()
         self.kept = False
+        self._unseen = 0
         self.optimizer = weakref.ref(optimizer)
         self._own = optimizer.__dict__.get("step")
         self._step = self._own or type(optimizer).step.__get__(weakref.proxy(optimizer))
@@ -122,14 +124,15 @@ class Guard:
         return self._take(optimizer, args, kwargs)
 
     def _found(self, gradients: list[Tensor]) -> Tensor:
-        """Returns more than 0.0 where a gradient is not finite, or was not as it left a region."""
+        """Returns 1.0 where a gradient is not finite, or was not as it left a region, else 0.0."""
         device = gradients[0].device
         found = total([*check(gradients, device).values()], device)
         for region, known in self._faults.items():
             news = faults(region._cells) - known
             found = found + (news.to(device) if isinstance(news, Tensor) else news)
             self._faults[region] = known + news
-        return found
+        # Fused kernels skip at exactly 1.0.
+        return found.clamp(max=1.0)
 
     def _step_fused(self, optimizer: Any, found: Tensor, args: Any, kwargs: Any) -> Any:
         """Lets the kernel of the optimizer skip, so that nobody waits for the device."""
@@ -140,7 +143,18 @@ class Guard:
         finally:
             del optimizer.found_inf
         self._note(optimizer, record)
+        self._poll(record)
         return result
+
+    def _poll(self, record: StepRecord) -> None:
+        """Asks the device now and then, so that a run that stands still does not stay silent."""
+        self._unseen += 1
+        if self._unseen == _POLLED_EVERY:
+            self._unseen = 0
+            for region in self.regions:
+                region.history.settle()
+                if record.skipped:
+                    region._refuse_floor(record)
 
     def _step_closure(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Steps an optimizer that evaluates the loss itself, again where the scale can go lower."""
