@@ -6,6 +6,7 @@ inside a halfstep region, so the kernels are invisible to everybody else, `torch
 """
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -125,6 +126,16 @@ def never_compile(function: Any, *, callees: bool = False) -> None:
     frames.set_code_exec_strategy(function.__code__, strategy)
 
 
+# Lets a tensor be written to without those who have saved it taking notice.
+preserved_version = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+
+
+def with_own_code(function: Any) -> Any:
+    """Returns the same function with code of its own, by which compiled graphs are kept."""
+    code = function.__code__.replace()
+    return types.FunctionType(code, function.__globals__, function.__name__)
+
+
 # Sets what compiles the frames that this thread is going to run, None for nothing, and returns what
 # did so. Not a context manager, whose own frames would be among them.
 set_frame_compiler = torch._C._dynamo.eval_frame.set_eval_frame
@@ -165,6 +176,11 @@ def _open_key() -> torch.library.Library:
 def backward_pass() -> int:
     """Returns the number of the backward pass that this thread works on, -1 for none."""
     return torch._C._current_graph_task_id()
+
+
+def at_end_of_pass(callback: Callable[[], None]) -> None:
+    """Calls back when the backward pass of this thread has ended."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,7 @@ class Inward(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Tensors:
-        factor = product(ctx.factor, ctx.call.inverse())
+        factor = product(ctx.factor, ctx.call.factors()[1])
         return None, None, *_cross_some(Outward, ctx.call, factor, gradients)
 
     @staticmethod

@@ -30,8 +30,8 @@ class Call:
         self.hooks: dict[Any, int] = {}
         self._rule = rule
         self._scales = True
-        self._pass: int | None = None
-        self._factors: Factors | None = None
+        # The passes that are in the call, with their factors; one may run within another.
+        self._passes: list[tuple[int, Factors]] = []
 
     def begin(self, gradients: Sequence[Tensor], factor: Tensor | None) -> Tensor | None:
         """Returns what gradients that enter are multiplied by, in the present pass.
@@ -43,36 +43,26 @@ class Call:
         if not self._scales:
             return None
         current = _private.backward_pass()
-        if self._factors is None or current != self._pass:
-            self._pass = current
-            self._factors = choose(self.cells, self._rule, gradients, factor)
-        return self._factors[0]
+        if not self._passes or self._passes[-1][0] != current:
+            entry = current, choose(self.cells, self._rule, gradients, factor)
+            self._passes.append(entry)
+            _private.at_end_of_pass(lambda: self._end(entry))
+        return self._passes[-1][1][0]
+
+    def _end(self, entry: tuple[int, Factors]) -> None:
+        while entry in self._passes:
+            self._passes.pop()
 
     def end_scaling(self) -> None:
         """Lets gradients cross the boundary as they are."""
         self._scales = False
 
-    def inverse(self) -> Tensor | None:
-        """Returns what gradients that leave are multiplied by, None if no scale is in them."""
-        if self._factors is None or _private.backward_pass() != self._pass:
-            return None
-        return self._factors[1]
+    def factors(self) -> Factors:
+        """Returns what gradients inside are multiplied by, and its inverse; None for not at all.
 
-    def within(self) -> "Call":
-        """Returns a call for what is computed again while a pass is in this one."""
-        return _Within(self)
-
-
-class _Within(Call):
-    """A part of a call that is computed again in backward, with a pass of its own."""
-
-    def __init__(self, around: Call) -> None:
-        super().__init__(around.cells, around._rule)
-        self._around_inverse = around.inverse()
-
-    def inverse(self) -> Tensor | None:
-        """Returns the inverse that was in force around it."""
-        return self._around_inverse
+        A pass within a pass, as of a checkpoint, has no factor of its own.
+        """
+        return self._passes[-1][1] if self._passes else (None, None)
 
 
 class _Local(threading.local):

@@ -4,29 +4,27 @@ import copy
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from halfstep.errors import UsageError
 from halfstep.torch._autocast import Inside, Settings
-from halfstep.torch._private import never_compile, set_frame_compiler
-from halfstep.torch._regions import _call, _graph
-from halfstep.torch._regions._crossing import entered, left
+from halfstep.torch._private import never_compile, set_frame_compiler, with_own_code
+from halfstep.torch._regions import _graph
 from halfstep.torch._regions._hooks import Outside, hooks
+from halfstep.torch._regions._passage import Passage
 from halfstep.torch._regions._slots import (
     Substitution,
+    arguments,
     attributes,
+    distinct,
+    has_lazy,
     modules_of,
     parameters,
-    put,
-    unique,
 )
-from halfstep.torch._regions._strays import is_outside, refuse_half, refuse_strays, taken_back
-from halfstep.torch._regions._tree import cast, tensors_in
-from halfstep.torch._saved import leave_out
+from halfstep.torch._regions._tree import cast
 from halfstep.torch._tracing import constant, ready
 
 if TYPE_CHECKING:
@@ -52,8 +50,12 @@ class Forward:
         self.original = original
         self._module = weakref.ref(module)
         self._lock = threading.RLock()
+        self._enter = with_own_code(Forward._called)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._enter(self, args, kwargs)
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         ready()
         if _is_exporting():
             return self._original(*args, **kwargs)
@@ -96,23 +98,22 @@ class Forward:
     ) -> Any:
         """Runs a forward inside of which gradients are scaled."""
         region, modules = self.region, modules_of(self._owner())
-        places = parameters(modules) + attributes(modules)
-        held = unique(places)
-        _graph.begin(region._cells_for([*held.values()]), region._rule)
+        args, places = [*args], parameters(modules) + attributes(modules)
+        places += arguments(args, kwargs)
+        if has_lazy(places):
+            with Inside(settings):
+                return cast(forward(*args, **kwargs), region._output_dtype)
+        tensors, indices = distinct(places)
+        _graph.begin(region._cells_for(tensors), region._rule)
         try:
-            _mark_call(region, held.values())
-            inside = dict(zip(held, _graph.enter([*held.values()]), strict=True))
-            args, kwargs = entered((args, kwargs))
+            passage = Passage(region, modules, tensors, _graph.enter(tensors))
             with (
-                Substitution(places, inside),
+                Substitution(places, [passage.inside[index] for index in indices]),
                 Outside(hooks(modules[1:], region._own_hooks), region._output_dtype),
                 Inside(settings),
             ):
                 output = forward(*args, **kwargs)
-            came_in = [*inside.values(), *tensors_in((args, kwargs))]
-            if not _is_sound(region, modules[0], output, came_in):
-                return cast(output, region._output_dtype)
-            return _leave(output, region._output_dtype, modules, held)
+            return passage.leave(output, args, kwargs)
         finally:
             _graph.end()
 
@@ -160,52 +161,6 @@ def device_of(module: nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
-def _mark_call(region: "Region", held: Iterable[Tensor]) -> None:
-    """Tells whoever computes or counts something in this call; a graph needs neither."""
-    if not torch.compiler.is_compiling():
-        _call.current().module = region._module
-        leave_out(held)
-
-
-def _is_sound(region: "Region", module: nn.Module, output: Any, inside: list[Tensor]) -> bool:
-    """Looks, ever more rarely, whether gradients are scaled within the region and nowhere else."""
-    if torch.compiler.is_compiling():
-        return True
-    region._calls += 1
-    if region._calls.bit_count() > 1:
-        return True
-    try:
-        refuse_half(module)
-        refuse_strays(tensors_in(output), inside)
-    except UsageError as error:
-        region._on_misfit(error)
-        return False
-    return _spares_hooks(region, output)
-
-
-def _spares_hooks(region: "Region", output: Any) -> bool:
-    """Looks whether the forward read what its hooks had kept; if so, those get the inside."""
-    call = _call.current()
-    own = {call.hooks[node] for node in taken_back(tensors_in(output), call) if node in call.hooks}
-    region._own_hooks |= own
-    if own:
-        call.end_scaling()
-    return not own
-
-
-def _leave(
-    output: Any, dtype: torch.dtype, modules: list[nn.Module], held: dict[int, Tensor]
-) -> Any:
-    """Lets the output out, together with what the forward put into attributes."""
-    kept = [place for place in attributes(modules) if id(place[2]) not in held]
-    if not torch.compiler.is_compiling() and _call.current().hooks:
-        kept = [place for place in kept if not is_outside(place[2], _call.current())]
-    output, values = left((output, [tensor for *_, tensor in kept]), dtype)
-    for place, value in zip(kept, values, strict=True):
-        put(place, value)
-    return output
-
-
 def _around_graphs(forward: Forward, args: Any, kwargs: Any) -> Any:
     """Lets the parts of a forward that does not fit one graph be compiled, and nothing else."""
     compiler = set_frame_compiler(None)
@@ -224,6 +179,9 @@ def _run_compiled(compiler: Any, forward: Callable[..., Any], *args: Any, **kwar
         set_frame_compiler(None)
 
 
+# What is compiled is the copy of `_called` that each region has: of one function with one code, a
+# compiler keeps only a few graphs.
+never_compile(Forward.__call__, callees=True)
 never_compile(_around_graphs, callees=True)
 _around_graphs._torchdynamo_disable = True  # type: ignore[attr-defined]
 _around_graphs._torchdynamo_disable_msg = (  # type: ignore[attr-defined]

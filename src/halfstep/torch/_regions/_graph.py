@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from halfstep.torch._regions import _call
@@ -42,19 +43,27 @@ def enter(tensors: list[Tensor]) -> list[Tensor]:
 def _groups(tensors: list[Tensor]) -> list[list[int]]:
     """Returns which tensors cross together.
 
-    A result crosses alone: what computed it must not be gone through for the sake of others.
+    A result crosses alone, because what computed it must not be gone through for the sake of
+    others; and so does what has hooks, which expect a gradient when they are called.
     """
+    alone = [[place] for place, each in enumerate(tensors) if _crosses_alone(each)]
     groups: list[list[int]] = [[]]
     size = 0
     for place, each in enumerate(tensors):
-        size += each.nbytes
-        if len(groups[-1]) == _MOST_TENSORS or size > _MOST_BYTES:
-            groups.append([])
-            size = each.nbytes
-        if each.is_leaf:
+        if not _crosses_alone(each):
+            size += each.nbytes
+            if len(groups[-1]) == _MOST_TENSORS or size > _MOST_BYTES:
+                groups.append([])
+                size = each.nbytes
             groups[-1].append(place)
-    results = [[place] for place, each in enumerate(tensors) if not each.is_leaf]
-    return [group for group in groups if group] + results
+    return [group for group in groups if group] + alone
+
+
+def _crosses_alone(tensor: Tensor) -> bool:
+    strided = tensor.layout is torch.strided and not tensor._has_symbolic_sizes_strides
+    if not (tensor.is_leaf and strided):
+        return True
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
 @in_graph

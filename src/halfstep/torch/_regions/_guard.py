@@ -1,7 +1,8 @@
 """An optimizer that takes no step from gradients that are not finite."""
 
+import contextlib
 import functools
-import types
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,8 @@ from halfstep.torch._scaling._closure import (
 from halfstep.torch._scaling._fused import lacks_state, takes_scaler
 from halfstep.torch._scaling._gradients import ParameterNames, check, gradients_of
 from halfstep.torch._scaling._iteration import total
-from halfstep.torch._scaling._optimizers import PerOptimizer
 from halfstep.torch._scaling._records import Facts, skipped_record, unknown_record
-from halfstep.torch._scaling._steps import Lazy, StepRecord
+from halfstep.torch._scaling._steps import History, Lazy, StepRecord
 from halfstep.torch._telling import is_telling, telling
 
 if TYPE_CHECKING:
@@ -34,19 +34,24 @@ ARRIVED = "the gradient that reached the model was not finite"
 _ATTEMPTS = 32
 _POLLED_EVERY = 64
 
-_guards: "PerOptimizer[Guard]" = PerOptimizer()
+# Held by the optimizers, so that a guard goes with its own. By number: some have no hash.
+_guards: "weakref.WeakValueDictionary[int, Guard]" = weakref.WeakValueDictionary()
 
 
 def guard(optimizer: Optimizer) -> "Guard":
     """Returns the guard of an optimizer, which is put in its way the first time."""
-    found = _guards.get(optimizer)
-    if found is None:
-        _guards[optimizer] = found = Guard(optimizer)
+    found = _guards.get(id(optimizer))
+    # Another optimizer may have had this number before.
+    if found is None or found.optimizer() is not optimizer:
+        _guards[id(optimizer)] = found = Guard(optimizer)
     return found
 
 
 class Guard:
     """Stands in front of `optimizer.step` and looks at the gradients first.
+
+    It also stands in front of `optimizer.zero_grad`: what happened to gradients that are gone is no
+    reason to skip a step. `model.zero_grad()` it does not see.
 
     Args:
         optimizer: The optimizer, which is kept alive no longer than before.
@@ -55,23 +60,15 @@ class Guard:
     def __init__(self, optimizer: Optimizer) -> None:
         # How many faults of each region the optimizer knows of.
         self._faults: weakref.WeakKeyDictionary[Region, Any] = weakref.WeakKeyDictionary()
-        self.kept = False
+        # Whoever wants the guard without a region, asked before each step for regions to join.
+        self.keeper: Callable[[Guard, Optimizer], None] | None = None
+        # Of steps that no region tells about.
+        self._history = History()
         self._unseen = 0
         self.optimizer = weakref.ref(optimizer)
-        self._own = optimizer.__dict__.get("step")
-        self._step = self._own or type(optimizer).step.__get__(weakref.proxy(optimizer))
-        self._put = self._method(optimizer)
-        optimizer.step = self._put  # type: ignore[method-assign]
-
-    def _method(self, optimizer: Optimizer) -> types.MethodType:
-        """Returns what replaces `step`: a method, as schedulers expect, but of no cycle."""
-
-        # The function below the method, because the method would keep the optimizer alive.
-        @functools.wraps(getattr(optimizer.step, "__func__", optimizer.step))
-        def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            return self(args, kwargs)
-
-        return types.MethodType(step, weakref.proxy(optimizer))
+        fronts = {"step": self._guard_step, "zero_grad": self._guard_zero_grad}
+        self._own = {name: optimizer.__dict__.get(name) for name in fronts}
+        self._put = {name: _put(optimizer, name, call) for name, call in fronts.items()}
 
     @property
     def regions(self) -> list["Region"]:
@@ -89,26 +86,52 @@ class Guard:
     def release(self) -> None:
         """Gives the optimizer its own `step` back, if no region and nobody else needs the guard."""
         optimizer = self.optimizer()
-        if self.kept or self._faults or optimizer is None:
+        if self.keeper or self._faults or optimizer is None:
             return
-        _guards.pop(optimizer)
-        if optimizer.__dict__.get("step") is self._put:
-            del optimizer.step
-            if self._own is not None:
-                optimizer.step = self._own  # type: ignore[method-assign]
+        _guards.pop(id(optimizer), None)
+        for name, put in self._put.items():
+            if optimizer.__dict__.get(name) is put():
+                delattr(optimizer, name)
+                if self._own[name] is not None:
+                    setattr(optimizer, name, self._own[name])
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _guard_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Steps the optimizer, unless a gradient is not finite."""
-        optimizer = self.optimizer()
-        assert optimizer is not None
+        optimizer = self._alive("step")
         # A scaler has looked already: ours says so, PyTorch's hands over what it found.
         looked = is_telling() or hasattr(optimizer, "found_inf")
-        if looked or not self._faults:
-            return self._step(*args, **kwargs)
+        if looked or not (self._faults or self.keeper):
+            return self._run("step", optimizer, args, kwargs)
         with telling():
             if closure_of(args, kwargs) is not None:
                 return self._step_closure(optimizer, args, kwargs)
             return self._step_checked(optimizer, args, kwargs)
+
+    def _guard_zero_grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Clears the gradients, and forgets what happened to them."""
+        optimizer = self._alive("zero_grad")
+        for region in self.regions:
+            self.join(region)
+        return self._run("zero_grad", optimizer, args, kwargs)
+
+    def _alive(self, name: str) -> Optimizer:
+        """Returns the optimizer, after its keeper has looked for regions that are new to it."""
+        optimizer = self.optimizer()
+        if optimizer is None:
+            raise ReferenceError(
+                f"{name}() needs its optimizer, which is gone. Keep the optimizer, not only its "
+                f"{name}."
+            )
+        if self.keeper is not None:
+            self.keeper(self, optimizer)
+        return optimizer
+
+    def _run(self, name: str, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Calls what the optimizer has behind the guard."""
+        own = self._own[name]
+        if own is not None:
+            return own(*args, **kwargs)
+        return getattr(type(optimizer), name)(optimizer, *args, **kwargs)
 
     def _step_checked(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         gradients = gradients_of(optimizer)
@@ -127,7 +150,7 @@ class Guard:
         """Returns 1.0 where a gradient is not finite, or was not as it left a region, else 0.0."""
         device = gradients[0].device
         found = total([*check(gradients, device).values()], device)
-        for region, known in self._faults.items():
+        for region, known in list(self._faults.items()):
             news = faults(region._cells) - known
             found = found + (news.to(device) if isinstance(news, Tensor) else news)
             self._faults[region] = known + news
@@ -139,7 +162,7 @@ class Guard:
         record = unknown_record(self._facts(), optimizer, found)
         optimizer.found_inf = found
         try:
-            result = self._step(*args, **kwargs)
+            result = self._run("step", optimizer, args, kwargs)
         finally:
             del optimizer.found_inf
         self._note(optimizer, record)
@@ -151,6 +174,7 @@ class Guard:
         self._unseen += 1
         if self._unseen == _POLLED_EVERY:
             self._unseen = 0
+            self._history.settle()
             for region in self.regions:
                 region.history.settle()
                 if record.skipped:
@@ -163,7 +187,7 @@ class Guard:
         for _ in range(_ATTEMPTS):
             snapshot = Snapshot(optimizer)
             try:
-                result = self._step(*args, **kwargs)
+                result = self._run("step", optimizer, args, kwargs)
             except NonFiniteEvaluationError:
                 snapshot.restore()
                 if any(region._backs_off() for region in self.regions):
@@ -189,7 +213,7 @@ class Guard:
         return evaluate
 
     def _take(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        result = self._step(*args, **kwargs)
+        result = self._run("step", optimizer, args, kwargs)
         self._note(optimizer, StepRecord(scale=self._scale()))
         return result
 
@@ -223,7 +247,35 @@ class Guard:
     def _note(self, optimizer: Optimizer, record: StepRecord) -> None:
         for region in self.regions:
             region._note(optimizer, record)
+        if not self._faults:
+            self._history.add(optimizer, record)
         if listening():
             emit("step", record=record)
             scales = [region._cells.scale for region in self.regions if region._scaled]
             emit("update", scale=scales[0].clone() if scales else 1.0, scaler=id(optimizer))
+
+
+def _put(
+    optimizer: Optimizer, name: str, call: Callable[[Any, Any], Any]
+) -> Callable[[], Callable[..., Any] | None]:
+    """Puts a function in the place of a method, and returns what gives it while it is there.
+
+    It is no method, which would keep the optimizer alive, but has what schedulers ask of one.
+    """
+    method = getattr(optimizer, name)
+    like = functools.wraps(getattr(method, "__func__", method))
+
+    @like
+    def of_any(_optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        return call(args, kwargs)
+
+    @like
+    def of_one(*args: Any, **kwargs: Any) -> Any:
+        return call(args, kwargs)
+
+    put: Any = of_one
+    put.__func__ = of_any
+    with contextlib.suppress(TypeError, ValueError):
+        put.__signature__ = inspect.signature(method)
+    setattr(optimizer, name, put)
+    return weakref.ref(put)

@@ -9,7 +9,13 @@ from torch import nn
 
 from halfstep.torch._regions import _call, _graph
 from halfstep.torch._regions._call import Call
-from halfstep.torch._regions._slots import Substitution, attributes, modules_of, parameters, unique
+from halfstep.torch._regions._slots import (
+    Substitution,
+    attributes,
+    distinct,
+    modules_of,
+    parameters,
+)
 
 
 def bind(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,12 +39,12 @@ def bind(function: Callable[..., Any]) -> Callable[..., Any]:
 def _again(call: Call, module: nn.Module | None) -> Iterator[None]:
     """Lets a module hold, as in the call, what came in through the boundary."""
     modules = [] if module is None else modules_of(module)
-    found = parameters(modules) + attributes(modules)
-    held = unique(found)
-    _call.push(call.within())
+    places = parameters(modules) + attributes(modules)
+    tensors, indices = distinct(places)
+    _call.push(call)
     try:
-        entered = _graph.enter([*held.values()])
-        with Substitution(found, dict(zip(held, entered, strict=True))):
+        inside = _graph.enter(tensors)
+        with Substitution(places, [inside[index] for index in indices]):
             yield
     finally:
         _call.pop()

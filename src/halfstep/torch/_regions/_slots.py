@@ -1,17 +1,21 @@
-"""Where modules hold tensors that require a gradient, and what stands there for a while."""
+"""Where modules and arguments hold tensors with a gradient, and what stands there for a while."""
 
 import contextlib
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from halfstep.torch._regions._tree import rebuilt_tuple
+from halfstep.torch._regions._tree import is_object, rebuilt_tuple
 
-# A place that holds a tensor: a dict and its key, or a list and its index; and the tensor.
+# A place that holds a tensor: a mapping and its key, or a list and its index; and the tensor.
 Slot: TypeAlias = tuple[Any, Any, Tensor]
+
+# How deep containers and objects are looked into.
+_DEPTH = 6
 
 
 def modules_of(module: nn.Module) -> list[nn.Module]:
@@ -37,21 +41,33 @@ def parameters(modules: list[nn.Module]) -> list[Slot]:
 
 
 def attributes(modules: list[nn.Module]) -> list[Slot]:
-    """Returns the places of attributes that require a gradient.
+    """Returns the places of buffers and other attributes that require a gradient.
 
-    Tensors, and what a list, dict or tuple of them holds, such as the weights that a recurrent
+    Tensors, and what containers and objects hold of them, such as the weights that a recurrent
     network hands to its kernels, or a state that is kept from call to call.
     """
     found: list[Slot] = []
     for each in modules:
+        for name, buffer in each._buffers.items():
+            _look_at(each._buffers, name, buffer, found, [])
         names = vars(each)
         kind = type(each), len(names)
         if kind not in _plain:
             others = [(name, names[name]) for name in names if name not in _OWN]
             others = [(name, value) for name, value in others if not _is_number(value)]
             for name, value in others:
-                _look_at(names, name, value, found)
+                _look_at(names, name, value, found, [])
             _note_plain(kind, names, others)
+    return found
+
+
+def arguments(args: list[Any], kwargs: dict[str, Any]) -> list[Slot]:
+    """Returns the places of tensors that require a gradient in the arguments of a call."""
+    found: list[Slot] = []
+    for index, value in enumerate(args):
+        _look_at(args, index, value, found, [])
+    for name, value in kwargs.items():
+        _look_at(kwargs, name, value, found, [])
     return found
 
 
@@ -86,52 +102,95 @@ def _declared(kind: type) -> set[str]:
     return {*_OWN, *annotations, *(name for each in own for name in each.get("__constants__", ()))}
 
 
-def _look_at(names: dict[str, Any], name: str, value: Any, found: list[Slot]) -> None:
+def _look_at(holder: Any, key: Any, value: Any, found: list[Slot], around: list[Any]) -> None:
+    """Finds tensors in a value that stands in a place, however deep; `around` is what it is in."""
     if isinstance(value, Tensor):
         if value.requires_grad:
-            found.append((names, name, value))
-    elif isinstance(value, (list, tuple)):
-        holder = _Tuple(names, name) if isinstance(value, tuple) else value
-        found += [(holder, place, each) for place, each in enumerate(value) if _counts(each)]
-    elif isinstance(value, dict):
-        found += [(value, key, each) for key, each in value.items() if _counts(each)]
+            found.append((holder, key, value))
+        return
+    if _is_number(value) or len(around) == _DEPTH or any(each is value for each in around):
+        return
+    inner = [*around, value]
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            _look_at(value, index, item, found, inner)
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            _look_at(_Tuple(holder, key), index, item, found, inner)
+    elif isinstance(value, MutableMapping):
+        for name, item in value.items():
+            _look_at(value, name, item, found, inner)
+    elif isinstance(value, nn.Module):
+        modules = modules_of(value)
+        found += parameters(modules)
+        for each in modules:
+            _look_into(each, found, [*inner, *modules])
+    elif is_object(value):
+        _look_into(value, found, inner)
 
 
-def _counts(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
+def _look_into(value: Any, found: list[Slot], around: list[Any]) -> None:
+    names = vars(value)
+    for name, item in names.items():
+        if name not in _OWN:
+            _look_at(names, name, item, found, around)
 
 
 class _Tuple:
-    """An attribute that is a tuple, whose items can be replaced."""
+    """A place that holds a tuple, whose items can be replaced.
 
-    def __init__(self, attributes: dict[str, Any], name: str) -> None:
-        self._attributes, self._name = attributes, name
+    Args:
+        holder: What holds it.
+        key: Where.
+    """
 
-    def _items(self) -> tuple[Any, ...]:
-        value = self._attributes.get(self._name)
-        return value if isinstance(value, tuple) else ()
-
-    def __len__(self) -> int:
-        return len(self._items())
+    def __init__(self, holder: Any, key: Any) -> None:
+        self._holder, self._key = holder, key
 
     def __getitem__(self, index: int) -> Any:
-        return self._items()[index]
+        return self._holder[self._key][index]
 
     def __setitem__(self, index: int, item: Any) -> None:
-        pairs = dict(enumerate(self._items())) | {index: item}
-        self._attributes[self._name] = rebuilt_tuple(self._items(), [*pairs.items()])
+        before = self._holder[self._key]
+        pairs = dict(enumerate(before)) | {index: item}
+        self._holder[self._key] = rebuilt_tuple(before, [*pairs.items()])
 
 
-def unique(found: list[Slot]) -> dict[int, Tensor]:
-    """Returns the tensors in the places, each once, by their id."""
-    return {id(tensor): tensor for _, _, tensor in found}
+def distinct(places: list[Slot]) -> tuple[list[Tensor], list[int]]:
+    """Returns the tensors in the places, a parameter once, and which one each place holds."""
+    tensors: list[Tensor] = []
+    indices: list[int] = []
+    known: dict[int, int] = {}
+    for _, _, tensor in places:
+        index = len(tensors)
+        if isinstance(tensor, nn.Parameter):
+            # Only of parameters, because a graph would be guarded by the numbers of others.
+            index = known.setdefault(id(tensor), index)
+        if index == len(tensors):
+            tensors.append(tensor)
+        indices.append(index)
+    return tensors, indices
+
+
+def has_lazy(places: list[Slot]) -> bool:
+    """Returns whether a parameter gets its shape only in the forward to come."""
+    return any(isinstance(tensor, UninitializedTensorMixin) for *_, tensor in places)
+
+
+def new_results(places: list[Slot], before: Sequence[Tensor]) -> list[Slot]:
+    """Returns the places whose tensor was computed since there were the tensors before."""
+    return [
+        place
+        for place in places
+        if place[2].grad_fn is not None and not any(place[2] is each for each in before)
+    ]
 
 
 def put(place: Slot, tensor: Tensor) -> None:
     """Puts a tensor into a place, if it still holds the one that it is known for."""
     holder, key, before = place
     # A forward may put something new there, or take it away.
-    with contextlib.suppress(KeyError, IndexError):
+    with contextlib.suppress(KeyError, IndexError, TypeError):
         if holder[key] is before:
             holder[key] = tensor
 
@@ -140,18 +199,18 @@ class Substitution:
     """Other tensors in some places, until they are put back.
 
     Args:
-        found: The places, with what they hold.
-        new: What to put there, by the id of what they hold.
+        places: The places, with what they hold.
+        new: What to put there, in the same order.
     """
 
-    def __init__(self, found: list[Slot], new: dict[int, Tensor]) -> None:
-        self._found = found
+    def __init__(self, places: list[Slot], new: list[Tensor]) -> None:
+        self._places = places
         self._new = new
 
     def __enter__(self) -> None:
-        for holder, key, tensor in self._found:
-            holder[key] = self._new[id(tensor)]
+        for (holder, key, _), new in zip(self._places, self._new, strict=True):
+            holder[key] = new
 
     def __exit__(self, *error: object) -> None:
-        for holder, key, tensor in self._found:
-            put((holder, key, self._new[id(tensor)]), tensor)
+        for (holder, key, old), new in zip(self._places, self._new, strict=True):
+            put((holder, key, new), old)

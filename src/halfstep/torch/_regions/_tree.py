@@ -35,7 +35,7 @@ def _collect(value: Any, found: list[Tensor], seen: list[Any]) -> None:
     elif isinstance(value, _CONTAINERS):
         for _, child in _items(value):
             _collect(child, found, seen)
-    elif _is_object(value) and not any(each is value for each in seen):
+    elif is_object(value) and not any(each is value for each in seen):
         seen.append(value)
         for child in vars(value).values():
             _collect(child, found, seen)
@@ -45,7 +45,8 @@ def _items(value: Any) -> Any:
     return value.items() if isinstance(value, Mapping) else enumerate(value)
 
 
-def _is_object(value: Any) -> bool:
+def is_object(value: Any) -> bool:
+    """Returns whether the attributes of a value may be tensors that are passed along."""
     if isinstance(value, (*_KEPT, nn.Module)) or callable(value):
         return False
     return hasattr(value, "__dict__")
@@ -85,7 +86,7 @@ def _rebuild(value: Any, tensors: Iterator[Tensor], done: list[tuple[Any, Any]])
     if isinstance(value, _CONTAINERS):
         pairs = [(key, _rebuild(child, tensors, done)) for key, child in _items(value)]
         return next(make for kind, make in _MAKE if isinstance(value, kind))(value, pairs)
-    return _object(value, tensors, done) if _is_object(value) else value
+    return _object(value, tensors, done) if is_object(value) else value
 
 
 def _object(value: Any, tensors: Iterator[Tensor], done: list[tuple[Any, Any]]) -> Any:
