@@ -1,9 +1,12 @@
 """A step from gradients that are not finite does not happen, whatever the optimizer is."""
 
+import collections
 import copy
+import gc
 import io
 import pickle
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -407,6 +410,143 @@ def test_after_zero_grad_all_is_well(set_to_none):
             model[0].weight.grad[0] = torch.inf
         optimizer.step()
         assert region.last_step.skipped is bad
+
+
+def infinite(model):
+    return model(torch.ones(5, 3)).sum() * torch.inf
+
+
+def clean_step(model, optimizer):
+    """Steps without a fault, after whatever was before, and returns whether anything moved."""
+    before = copy.deepcopy(model.state_dict())
+    optimizer.zero_grad()
+    model(torch.ones(5, 3)).sum().backward()
+    optimizer.step()
+    return any(not torch.equal(before[name], now) for name, now in model.state_dict().items())
+
+
+def unstepped(model, optimizer):
+    infinite(model).backward()
+
+
+def of_inputs(model, optimizer):
+    values = torch.ones(5, 3, requires_grad=True)
+    torch.autograd.grad(model(values).sum() * torch.nan, values)
+
+
+def through_another_model(model, optimizer):
+    """The pass of a generator goes through the discriminator, whose optimizer has no part in it."""
+    generator = nn.Linear(3, 3)
+    other = optim.SGD(generator.parameters(), lr=0.1)
+    prepare(generator, other, FLOAT32)
+    other.zero_grad()
+    (model(generator(torch.ones(5, 3))).sum() * torch.nan).backward()
+    other.step()
+
+
+def skipped_by_a_scaler(model, optimizer):
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(infinite(model)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+FAULTS = [unstepped, of_inputs, through_another_model, skipped_by_a_scaler]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw fused", "lion"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_happened_to_gradients_that_were_cleared_skips_no_step(fault, kind):
+    model = network()
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    region = prepare(model, optimizer, FLOAT32)
+    fault(model, optimizer)
+    assert clean_step(model, optimizer)
+    assert region.history.skipped == 0
+
+
+def test_an_optimizer_that_sat_out_a_bad_batch_steps_after_it():
+    model = network()
+    both = [optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[2])]
+    region = prepare(model, both, FLOAT32)
+    for each in both:
+        each.zero_grad()
+    infinite(model).backward()
+    both[0].step()
+    assert region.last_step.skipped
+    assert clean_step(model, both[1])
+
+
+def test_a_fault_after_zero_grad_still_skips_when_it_was_made_finite():
+    model = network()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    region = prepare(model, optimizer, FLOAT32)
+    optimizer.zero_grad()
+    infinite(model).backward()
+    for parameter in model.parameters():
+        parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
+    optimizer.step()
+    assert region.last_step.skipped
+
+
+def test_zero_grad_is_given_back():
+    model = network()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    own = optimizer.zero_grad = lambda: optim.SGD.zero_grad(optimizer)
+    region = prepare(model, optimizer, FLOAT32)
+    infinite(model).backward()
+    optimizer.zero_grad()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    region.remove()
+    assert optimizer.zero_grad is own
+    assert "step" not in vars(optimizer)
+
+
+class Referring(optim.SGD):
+    """Has a use for itself while it steps."""
+
+    def step(self, closure=None):
+        self.seen = weakref.ref(self)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("scheduled", ["never", "before", "after"])
+def test_a_step_and_its_hooks_are_given_the_optimizer_itself(scheduled):
+    model, steps, same = network(), collections.Counter(), []
+    optimizer = Referring(model.parameters(), lr=0.1)
+    scheduler = lr_scheduler.StepLR(optimizer, 1) if scheduled == "before" else None
+    prepare(model, optimizer, FLOAT32)
+    scheduler = lr_scheduler.StepLR(optimizer, 1) if scheduled == "after" else scheduler
+    optimizer.register_step_pre_hook(lambda it, *_: same.append(it is optimizer))
+    optimizer.register_step_post_hook(lambda it, *_: steps.update([it]))
+    assert clean_step(model, optimizer)
+    if scheduler:
+        scheduler.step()
+    assert clean_step(model, optimizer)
+    # Twice a step, because PyTorch runs hooks for the class and for its parent.
+    assert steps == {optimizer: 4}
+    assert same == [True] * 4
+    assert optimizer.seen() is optimizer
+
+
+def test_no_proxy_of_an_optimizer_is_left():
+    for _ in range(3):
+        model = network()
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        prepare(model, optimizer, FLOAT32)
+        clean_step(model, optimizer)
+    assert not [each for each in gc.get_objects() if type(each) is weakref.ProxyType]
+
+
+@pytest.mark.parametrize("name", ["step", "zero_grad"])
+def test_a_method_whose_optimizer_is_gone_says_so(name):
+    model = network()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    prepare(model, optimizer, FLOAT32)
+    method = getattr(optimizer, name)
+    del optimizer
+    with pytest.raises(ReferenceError, match=rf"{name}\(\) needs its optimizer, which is gone"):
+        method()
 
 
 def test_a_step_without_gradients_is_the_optimizers_matter():

@@ -12,13 +12,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from halfstep.core import Policy
+from halfstep.errors import UsageError
 from halfstep.torch._engine import _state
+from halfstep.torch._patches import replace
 from halfstep.torch._region import Region, prepare
 from halfstep.torch._regions._attach import checked_policy
 from halfstep.torch._regions._forward import Forward
 from halfstep.torch._regions._guard import Guard, guard
 from halfstep.torch._regions._strays import HALF
-from halfstep.torch._scaling._gradients import parameters_of
 
 _FLOAT32 = Policy.named("float32")
 _lock = threading.RLock()
@@ -27,18 +28,25 @@ _lock = threading.RLock()
 class _Everywhere:
     """What a global policy puts in place, and how to take it away again.
 
+    It keeps nothing alive: a region is held by its module, a guard by its optimizer.
+
     Args:
         policy: The policy.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._regions: list[Region] = []
-        self._guards: list[Guard] = []
+        self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
+        self._copies = 0
+        # What each guard has seen of copies and of its optimizer's parameters.
+        self._seen: weakref.WeakKeyDictionary[Guard, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._left_alone: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._call, self._init = nn.Module.__call__, Optimizer.__init__
-        nn.Module.__call__ = _calling(self._call, self.enclose)  # type: ignore[method-assign]
-        Optimizer.__init__ = _making(self._init, self.watch)  # type: ignore[method-assign]
+        self._undo = [
+            replace(nn.Module, "__call__", _before(self.enclose)),
+            replace(Optimizer, "__init__", _after(self.watch)),
+            # How a copy is made, and what was pickled.
+            replace(Optimizer, "__setstate__", _after(self.watch)),
+        ]
         for each in gc.get_objects():
             # Not isinstance, which asks objects that warn of being asked.
             if issubclass(type(each), Optimizer):
@@ -47,52 +55,77 @@ class _Everywhere:
     def enclose(self, module: nn.Module) -> None:
         """Makes a module that is called from outside of any region a region."""
         module = module.__dict__.get("_modules", {}).get("_orig_mod", module)
-        if _state.entered() or isinstance(module.__dict__.get("forward"), Forward):
-            return
-        if module in self._left_alone:
+        if _state.entered() or _is_region(module) or module in self._left_alone:
             return
         dtypes = {each.dtype for each in module.parameters() if each.requires_grad}
         # Without parameters there is nothing to scale; half ones were someone's own choice.
         if not dtypes or dtypes & HALF or isinstance(module, torch.jit.ScriptModule):
             return
         with _lock:
+            if _is_region(module):  # made so by another thread meanwhile
+                return
             region = prepare(module, policy=self.policy)
-            region._on_misfit = lambda _: self._leave_alone(module, region)
-            self._regions.append(region)
-            for each in self._guards:
+            self._adopt(region)
+            for each in list(self._seen):
                 self._join(each, region)
 
-    def _leave_alone(self, module: nn.Module, region: Region) -> None:
-        self._left_alone.add(module)
-        region.remove()
+    def _adopt(self, region: Region) -> None:
+        region._on_misfit = functools.partial(self._leave_alone, weakref.ref(region))
+        region._on_copy = self._adopt_copy
+        self._regions.add(region)
+
+    def _adopt_copy(self, region: Region) -> None:
+        # Which parameters it has, and who trains them, is not known before all is copied.
+        with _lock:
+            self._copies += 1
+            self._adopt(region)
+
+    def _leave_alone(self, ref: Callable[[], Region | None], _error: UsageError) -> None:
+        region = ref()
+        module = region and region._module()
+        if region is not None and module is not None:
+            self._left_alone.add(module)
+            region.remove()
 
     def watch(self, optimizer: Optimizer) -> None:
         """Makes an optimizer skip steps from gradients that are not finite."""
         with _lock:
             found = guard(optimizer)
-            found.kept = True
-            self._guards.append(found)
-            for region in self._regions:
+            found.keeper = self.look
+            self.look(found, optimizer)
+
+    def look(self, found: Guard, optimizer: Optimizer) -> None:
+        """Lets a guard join the regions whose parameters its optimizer trains, if any are new."""
+        # One whose `__init__` failed has none.
+        groups = getattr(optimizer, "param_groups", ())
+        seen = self._copies, sum(len(group["params"]) for group in groups)
+        if self._seen.get(found) == seen:
+            return
+        with _lock:
+            self._seen[found] = seen
+            for region in list(self._regions):
                 self._join(found, region)
 
     def _join(self, found: Guard, region: Region) -> None:
         module, optimizer = region._module(), found.optimizer()
-        if module is None or optimizer is None:
+        if module is None or optimizer is None or region in found.regions:
             return
         own = {id(parameter) for parameter in module.parameters()}
-        if not own.isdisjoint(map(id, parameters_of(optimizer))):
+        groups = getattr(optimizer, "param_groups", ())
+        if any(id(each) in own for group in groups for each in group["params"]):
             found.join(region)
 
     def remove(self) -> None:
         """Takes everything away again."""
-        nn.Module.__call__ = self._call  # type: ignore[method-assign]
-        Optimizer.__init__ = self._init  # type: ignore[method-assign]
-        for region in self._regions:
+        for undo in self._undo:
+            undo()
+        regions = list(self._regions)
+        for region in regions:
             region.remove()
-            for each in self._guards:
+        for each in list(self._seen):
+            each.keeper = None
+            for region in regions:
                 each.part(region)
-        for each in self._guards:
-            each.kept = False
             each.release()
 
 
@@ -142,20 +175,27 @@ def global_policy() -> Policy:
     return _FLOAT32 if _everywhere is None else _everywhere.policy
 
 
-def _calling(call: Callable[..., Any], enclose: Callable[[nn.Module], None]) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def inner(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _is_region(module: nn.Module) -> bool:
+    return isinstance(module.__dict__.get("forward"), Forward)
+
+
+def _before(do: Callable[[Any], None]) -> Callable[..., Any]:
+    """Returns what does something with an object before a method of it runs."""
+
+    def around(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
-            enclose(self)
-        return call(self, *args, **kwargs)
+            do(self)
+        return original(self, *args, **kwargs)
 
-    return inner
+    return around
 
 
-def _making(init: Callable[..., None], watch: Callable[[Optimizer], None]) -> Callable[..., None]:
-    @functools.wraps(init)
-    def inner(self: Optimizer, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        watch(self)
+def _after(do: Callable[[Any], None]) -> Callable[..., Any]:
+    """Returns what does something with an object after a method of it ran."""
 
-    return inner
+    def around(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        do(self)
+        return result
+
+    return around

@@ -58,6 +58,7 @@ class Region:
         # Hooks on modules inside whose findings the forward itself reads.
         self._own_hooks: set[int] = set()
         self._on_misfit: Callable[[UsageError], None] = _raise
+        self._on_copy: Callable[[Region], None] = _leave
         self._capture = Capture(broken=self._scaled and not SEES_ATTRIBUTES)
 
     @property
@@ -138,7 +139,9 @@ class Region:
 
     def _copied(self, module: nn.Module) -> "Region":
         """Returns a region of a copy of the module, with the same state and no optimizer."""
-        return Region(module, self._policy, Cells(*[cell.clone() for cell in self._cells]))
+        again = Region(module, self._policy, Cells(*[cell.clone() for cell in self._cells]))
+        self._on_copy(again)
+        return again
 
     def _cells_for(self, tensors: list[Tensor]) -> Cells:
         """Returns the state, on the device of the tensors."""
@@ -180,6 +183,10 @@ class Region:
 
 def _raise(error: UsageError) -> None:
     raise error
+
+
+def _leave(_copy: Region) -> None:
+    """Lets a copy be what it is."""
 
 
 def prepare(
