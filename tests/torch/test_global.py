@@ -306,6 +306,15 @@ def test_an_optimizer_without_a_region_does_not_skip_in_silence():
         step_of(parameter, optimizer, torch.nan)
 
 
+def test_a_step_on_no_device_asks_nothing():
+    set_global_policy(POLICY)
+    with torch.device("meta"):
+        model = Net()
+        optimizer = SGD(model.parameters(), lr=0.1)
+        call(model).sum().backward()
+        optimizer.step()
+
+
 def test_a_guard_that_nobody_keeps_looks_at_nothing():
     model = Net()
     optimizer = SGD(model.parameters(), lr=0.1)

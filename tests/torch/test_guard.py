@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from halfstep.errors import NonFiniteError
-from halfstep.torch import prepare
+from halfstep.torch import SkippedStepsWarning, prepare, set_global_policy
 from halfstep.torch._regions._guard import Guard
 
 KINDS = {
@@ -115,3 +115,30 @@ def test_records_do_not_pile_up():
     for number in range(600):
         loop.run(factor=torch.nan if number % 3 == 1 else 1.0)
     assert len(loop.region._history._waiting) < 300
+
+
+def test_zero_grad_forgets_what_happened_on_a_device():
+    loop = Loop()
+    loop.run()
+    (loop.model(torch.ones(2, 3)).mean() * torch.nan).backward()
+    before = copy.deepcopy(loop.model.state_dict())
+    loop.run()
+    assert not loop.region.last_step.skipped
+    assert not torch.equal(before["0.weight"], loop.model[0].weight)
+
+
+def test_without_a_region_it_is_told_in_the_end():
+    def run():
+        for number in range(70):
+            parameter.grad = torch.full((2,), torch.nan if number else 1.0)
+            optimizer.step()
+
+    parameter = nn.Parameter(torch.ones(2))
+    set_global_policy("mixed_bfloat16")
+    try:
+        optimizer = KINDS["adamw"]([parameter])
+        with pytest.warns(SkippedStepsWarning, match="optimizer steps in a row were skipped"):
+            run()
+    finally:
+        set_global_policy("float32")
+    assert parameter.isfinite().all()

@@ -82,7 +82,7 @@ class _Everywhere:
 
     def _leave_alone(self, ref: Callable[[], Region | None], _error: UsageError) -> None:
         region = ref()
-        module = region and region._module()
+        module = None if region is None else region._module()
         if region is not None and module is not None:
             self._left_alone.add(module)
             region.remove()
@@ -136,15 +136,20 @@ def set_global_policy(policy: Policy | str) -> None:
     """Makes every model and every optimizer of the process train by a policy.
 
     A module with parameters that is called from outside of any other becomes a region, as if it
-    had been given to `prepare` with every optimizer that trains a part of it.
-    `float32` sets everything back to what it was. In all threads.
+    had been given to `prepare` with every optimizer that trains a part of it. Every optimizer skips
+    steps from gradients that are not finite, also one that trains no region; if it does so on and
+    on, a SkippedStepsWarning says so. Copies of models and optimizers follow the policy, too.
+    `float32` sets everything back to what it was. In all threads. Nothing is kept alive.
 
     It cannot see a model that runs without being called (a method other than its `forward`: then
     each module inside is a region of its own), parameters that are used by a function rather than
     a module, modules that are called only within a function given to `torch.compile`, and
     optimizers that are not a `torch.optim.Optimizer`. What runs inside `halfstep.torch.autocast`,
     and models that train parameters in half precision, read tensors with gradients that are not
-    theirs, or were prepared already, are left alone.
+    theirs, or were prepared already, are left alone, though not their optimizers.
+
+    An optimizer also skips a step if a gradient overflowed and was made finite since its
+    `zero_grad` was called; `model.zero_grad()` is not seen.
 
     Args:
         policy: The policy, or its text.

@@ -135,7 +135,7 @@ class Guard:
 
     def _step_checked(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         gradients = gradients_of(optimizer)
-        if not gradients:
+        if not gradients or gradients[0].is_meta:
             return self._take(optimizer, args, kwargs)
         found = self._found(gradients)
         kind: Any = type(optimizer)
