@@ -94,6 +94,7 @@ NAMES = {
         "SkippedStepsWarning",
         "StepRecord",
         "UnmatchedRuleWarning",
+        "UnusedRegionWarning",
         "autocast",
         "custom_bwd",
         "custom_fwd",

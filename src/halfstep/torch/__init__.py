@@ -18,6 +18,7 @@ from halfstep.torch._explain import Explanation as Explanation
 from halfstep.torch._global import global_policy as global_policy
 from halfstep.torch._global import set_global_policy as set_global_policy
 from halfstep.torch._region import Region as Region
+from halfstep.torch._region import UnusedRegionWarning as UnusedRegionWarning
 from halfstep.torch._region import prepare as prepare
 from halfstep.torch._saved import saved_bytes as saved_bytes
 from halfstep.torch._scaler import GradScaler as GradScaler
@@ -40,6 +41,7 @@ __all__ = [
     "SkippedStepsWarning",
     "StepRecord",
     "UnmatchedRuleWarning",
+    "UnusedRegionWarning",
     "autocast",
     "custom_bwd",
     "custom_fwd",

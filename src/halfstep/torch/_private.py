@@ -178,6 +178,19 @@ def backward_pass() -> int:
     return torch._C._current_graph_task_id()
 
 
+_LEAF = torch.ones((), requires_grad=True)
+_NODE: Any = torch.autograd.graph.get_gradient_edge(_LEAF).node
+
+
+def accumulates() -> bool:
+    """Returns whether the present backward pass adds to `.grad`, or is one of autograd.grad."""
+    try:
+        torch._C._will_engine_execute_node(_NODE)
+    except RuntimeError:  # it does not answer this for a leaf in autograd.grad
+        return False
+    return True
+
+
 def at_end_of_pass(callback: Callable[[], None]) -> None:
     """Calls back when the backward pass of this thread has ended."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -1,5 +1,6 @@
 """A model inside which gradients are scaled and outside of which they are true: one line."""
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from halfstep.core import Policy, ScaleState
+from halfstep.core import Policy, ScaleState, emit, listening
 from halfstep.errors import NonFiniteError, UsageError
 from halfstep.torch._autocast import settings_of
 from halfstep.torch._dtypes import compute_dtype
@@ -22,11 +23,15 @@ from halfstep.torch._regions._forward import Forward, device_of
 from halfstep.torch._regions._graph import Capture
 from halfstep.torch._regions._guard import guard
 from halfstep.torch._regions._state import Cells, fresh, overflowed, settled
-from halfstep.torch._regions._strays import refuse_half
-from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord, advice
+from halfstep.torch._regions._strays import Leaves, refuse_half
+from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord, advice, levels_to_user
 from halfstep.torch._tracing import constant
 
 _OVERFLOW = "gradients were not finite"
+
+
+class UnusedRegionWarning(UserWarning):
+    """An optimizer trains a model that was prepared but never called."""
 
 
 class Region:
@@ -55,6 +60,10 @@ class Region:
         self._optimizers: list[Callable[[], Optimizer | None]] = []
         self._known_scale = policy.scale.init_scale
         self._calls = 0
+        self._used = False
+        # Whether a global policy made it.
+        self._automatic = False
+        self._leaves = Leaves()
         # Hooks on modules inside whose findings the forward itself reads.
         self._own_hooks: set[int] = set()
         self._on_misfit: Callable[[UsageError], None] = _raise
@@ -154,10 +163,25 @@ class Region:
         return self._scaled and self.scale < self._cells.scale.item()
 
     def _note(self, optimizer: Optimizer, record: StepRecord) -> None:
+        if not self._used and self._has_gradients():
+            self._warn_of_no_use()
         self._last_step = record
         if self._cells.scale.is_cpu or (record.known and record.skipped):
             self._note_scale(record)
         self._history.add(optimizer, record)
+
+    def _has_gradients(self) -> bool:
+        module = self._module()
+        return module is not None and any(each.grad is not None for each in module.parameters())
+
+    def _warn_of_no_use(self) -> None:
+        self._used = True
+        text = (
+            f"An optimizer of {self!r} steps, but the model was never called, so nothing of it ran "
+            "in mixed precision. Call the model itself, not another method of it, or prepare the "
+            "part that is called."
+        )
+        warnings.warn(UnusedRegionWarning(text), stacklevel=levels_to_user())
 
     def _note_scale(self, record: StepRecord | None = None) -> None:
         scale = self.scale if self._scaled else self._known_scale
@@ -230,7 +254,11 @@ def prepare(
         3 steps, 0 skipped, 0 of them in a row up to now
     """
     module = checked_module(model)
-    if isinstance(module.__dict__.get("forward"), Forward):
+    before = module.__dict__.get("forward")
+    if isinstance(before, Forward) and before.region._automatic:
+        # Nobody asked for that one in particular.
+        before.region.remove()
+    elif isinstance(before, Forward):
         raise UsageError(
             f"prepare needs a model that is not prepared yet, got {type(module).__name__}, which "
             "is. Call remove() on what prepare returned first, or attach() to add an optimizer."
@@ -240,6 +268,8 @@ def prepare(
     chosen = checked_policy(policy)
     region = Region(module, chosen, fresh(chosen.scale.init(), device_of(module)))
     region._install(module)
+    if listening():
+        emit("region", policy=str(chosen))
     if optimizers:
         region.attach(optimizers)
     return region

@@ -14,8 +14,12 @@ from halfstep.torch._scaling._gradients import parameters_of
 
 
 def checked_policy(policy: Policy | str) -> Policy:
-    """Returns the policy that a region follows, if it can."""
-    chosen = overriding_policy() or Policy.of(policy)
+    """Returns the policy that a region follows, if it can.
+
+    One that wins over what a script asks for leaves islands of full precision alone.
+    """
+    asked = Policy.of(policy)
+    chosen = asked if asked.compute_dtype == "float32" else overriding_policy() or asked
     compute_dtype(chosen.compute_dtype)
     compute_dtype(chosen.output_dtype)
     if chosen.param_dtype != "float32":

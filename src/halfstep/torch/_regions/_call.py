@@ -28,6 +28,8 @@ class Call:
         self.module: Callable[[], nn.Module | None] | None = None
         # Which hook was given what has crossed the boundary at a node.
         self.hooks: dict[Any, int] = {}
+        # What has entered, while it is being traced.
+        self.entered: list[Tensor] = []
         self._rule = rule
         self._scales = True
         # The passes that are in the call, with their factors; one may run within another.

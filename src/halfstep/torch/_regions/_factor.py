@@ -18,6 +18,7 @@ from halfstep.core import LossScale
 from halfstep.torch import _private
 from halfstep.torch._regions._state import Cells, begin_pass, begin_pass_on_device
 from halfstep.torch._scaling._gradients import by_kind, unscale
+from halfstep.torch._scaling._iteration import total
 from halfstep.torch._tracing import is_tracing
 
 # By what gradients are multiplied going in and coming out, None for not at all.
@@ -110,12 +111,12 @@ def check(gradients: Sequence[Tensor], cells: Cells) -> None:
     """Notes whether a gradient that left the region is not finite."""
     if _private.in_transform():
         return
-    found = cells.found
-    one = torch.ones((), dtype=torch.float32, device=found.device)
-    kinds = by_kind(list(gradients))
-    for other in unscale(kinds, one, found, again=False).values():
-        if other is not found:
-            found.copy_(torch.maximum(found, other.to(found.device, non_blocking=True)))
+    one = torch.ones((), dtype=torch.float32, device=cells.found.device)
+    founds = unscale(by_kind(list(gradients)), one, torch.zeros_like(one), again=False)
+    found = total([*founds.values()], one.device)
+    cells.found.copy_(torch.maximum(cells.found, found))
+    if is_tracing() or _private.accumulates():
+        cells.faults.add_(found)
 
 
 def product(one: Tensor | None, other: Tensor | None) -> Tensor | None:

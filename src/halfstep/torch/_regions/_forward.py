@@ -13,7 +13,7 @@ from torch import nn
 from halfstep.torch._autocast import Inside, Settings
 from halfstep.torch._private import never_compile, set_frame_compiler, with_own_code
 from halfstep.torch._regions import _graph
-from halfstep.torch._regions._hooks import Outside, hooks
+from halfstep.torch._regions._hooks import casting_hooks, crossing_hooks
 from halfstep.torch._regions._passage import Passage
 from halfstep.torch._regions._slots import (
     Substitution,
@@ -53,6 +53,7 @@ class Forward:
         self._enter = with_own_code(Forward._called)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.region._used = True
         return self._enter(self, args, kwargs)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -80,9 +81,10 @@ class Forward:
             args, kwargs = cast(args, torch.float32), cast(kwargs, torch.float32)
         if region._scaled and torch.is_grad_enabled():
             return self._locked(forward, settings, args, kwargs)
-        with Inside(settings):
+        dtype, inner = region._output_dtype, modules_of(self._owner())[1:]
+        with casting_hooks(inner, dtype), Inside(settings):
             output = forward(*args, **kwargs)
-        return cast(output, region._output_dtype)
+        return cast(output, dtype)
 
     def _locked(
         self, forward: Callable[..., Any], settings: Settings, args: Any, kwargs: Any
@@ -107,11 +109,9 @@ class Forward:
         _graph.begin(region._cells_for(tensors), region._rule)
         try:
             passage = Passage(region, modules, tensors, _graph.enter(tensors))
-            with (
-                Substitution(places, [passage.inside[index] for index in indices]),
-                Outside(hooks(modules[1:], region._own_hooks), region._output_dtype),
-                Inside(settings),
-            ):
+            around = Substitution(places, [passage.inside[index] for index in indices])
+            dtype, own = region._output_dtype, region._own_hooks
+            with around, crossing_hooks(modules[1:], dtype, around, own), Inside(settings):
                 output = forward(*args, **kwargs)
             return passage.leave(output, args, kwargs)
         finally:

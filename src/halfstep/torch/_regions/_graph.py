@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from halfstep.torch._regions import _call
 from halfstep.torch._regions._boundary import Inward, Outward, cross
 from halfstep.torch._regions._call import Call
 from halfstep.torch._regions._state import Cells
-from halfstep.torch._tracing import constant, forget_attempts, in_graph, when_abandoned
+from halfstep.torch._regions._strays import refuse_strays, strays
+from halfstep.torch._tracing import constant, forget_attempts, in_graph, is_tracing, when_abandoned
 
-# Leaves cross together, because each crossing costs a few microseconds, but not too many: their
+# Parameters cross together, because each crossing costs a few microseconds, but not too many: their
 # gradients also leave together, in memory of their own.
 _MOST_TENSORS, _MOST_BYTES = 32, 2**25
 
@@ -37,14 +37,17 @@ def enter(tensors: list[Tensor]) -> list[Tensor]:
     for places in _groups(tensors):
         new = cross(Inward, _call.current(), None, [tensors[place] for place in places])
         entered.update(zip(places, new, strict=True))
-    return [entered[place] for place in range(len(tensors))]
+    inside = [entered[place] for place in range(len(tensors))]
+    if is_tracing():
+        _call.current().entered += inside
+    return inside
 
 
 def _groups(tensors: list[Tensor]) -> list[list[int]]:
     """Returns which tensors cross together.
 
-    A result crosses alone, because what computed it must not be gone through for the sake of
-    others; and so does what has hooks, which expect a gradient when they are called.
+    Parameters do. A result crosses alone, because what computed it must not be gone through for
+    the sake of others; and so does what has hooks, which expect a gradient when they are called.
     """
     alone = [[place] for place, each in enumerate(tensors) if _crosses_alone(each)]
     groups: list[list[int]] = [[]]
@@ -60,15 +63,16 @@ def _groups(tensors: list[Tensor]) -> list[list[int]]:
 
 
 def _crosses_alone(tensor: Tensor) -> bool:
-    strided = tensor.layout is torch.strided and not tensor._has_symbolic_sizes_strides
-    if not (tensor.is_leaf and strided):
-        return True
-    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
+    hooked = tensor._backward_hooks or tensor._post_accumulate_grad_hooks
+    return bool(hooked) or not (tensor.is_leaf and isinstance(tensor, nn.Parameter))
 
 
 @in_graph
 def leave(tensors: list[Tensor]) -> list[Tensor]:
     """Returns tensors as they are seen outside of the region."""
+    if is_tracing():
+        # Now or never: the graph is not looked at again.
+        refuse_strays(strays(tensors, _call.current().entered))
     return list(cross(Outward, _call.current(), None, tensors))
 
 

@@ -1,8 +1,9 @@
-"""Forward hooks on modules inside of a region: whoever looks at the inside from outside.
+"""Hooks on modules inside of a region: whoever looks at the inside from outside.
 
 What a hook keeps may become part of a loss, such as a feature that is compared with another
-model's. So a hook gets what it sees as it is outside of the region; unless the forward reads it
-again, as of a model that looks at its own layers.
+model's, and what it does to gradients is meant for true ones. So a hook gets what it sees as it is
+outside of the region; unless the forward reads it again, as of a model that looks at its own
+layers.
 """
 
 import functools
@@ -10,67 +11,117 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from halfstep.torch._private import never_compile
 from halfstep.torch._regions import _call
+from halfstep.torch._regions._call import Call
 from halfstep.torch._regions._crossing import entered, left
-from halfstep.torch._regions._tree import tensors_in
+from halfstep.torch._regions._slots import Substitution
+from halfstep.torch._regions._tree import cast, cast_tensor, tensors_in, with_tensors
 
-Place: TypeAlias = tuple[dict[int, Any], int, Callable[..., Any]]
-
-
-def hooks(modules: list[nn.Module], without: set[int]) -> list[Place]:
-    """Returns the places of hooks that run before or after the forward of a module."""
-    return [
-        (held, key, hook)
-        for each in modules
-        for held in (each._forward_pre_hooks, each._forward_hooks)
-        for key, hook in held.items()
-        if key not in without
-    ]
+Hook: TypeAlias = Callable[..., Any]
 
 
-class Outside:
-    """Hooks that see what is outside, until they are put back.
+class Hooks:
+    """Other hooks in place of those of some modules, until they are put back.
 
     Args:
-        places: Where they are.
-        dtype: What floats are outside.
+        modules: The modules.
+        forward: Makes a hook that runs before or after a forward, of its key and itself.
+        backward: Makes a hook on gradients.
     """
 
-    def __init__(self, places: list[Place], dtype: torch.dtype) -> None:
-        self._places = places
-        self._dtype = dtype
+    def __init__(
+        self,
+        modules: list[nn.Module],
+        forward: Callable[[int, Hook], Hook],
+        backward: Callable[[int, Hook], Hook],
+    ) -> None:
+        self._places = [
+            (held, key, hook, make(key, hook))
+            for each in modules
+            for kinds, make in (
+                ((each._forward_pre_hooks, each._forward_hooks), forward),
+                ((each._backward_pre_hooks, each._backward_hooks), backward),
+            )
+            for held in kinds
+            for key, hook in held.items()
+        ]
 
     def __enter__(self) -> None:
-        for held, key, hook in self._places:
-            held[key] = functools.partial(_run, key, hook, self._dtype)
+        for held, key, _, new in self._places:
+            held[key] = new
 
     def __exit__(self, *error: object) -> None:
-        for held, key, hook in self._places:
+        for held, key, hook, _ in self._places:
             # A hook may have removed itself.
             if key in held:
                 held[key] = hook
 
 
-def _run(
-    key: int, hook: Callable[..., Any], dtype: torch.dtype, module: nn.Module, *values: Any
+def casting_hooks(modules: list[nn.Module], dtype: torch.dtype) -> Hooks:
+    """Returns hooks that see floats in one dtype, where nothing is scaled."""
+
+    def forward(_: int, hook: Hook) -> Hook:
+        return lambda module, *values: hook(module, *cast(values, dtype))
+
+    return Hooks(modules, forward, lambda _, hook: hook)
+
+
+def crossing_hooks(
+    modules: list[nn.Module], dtype: torch.dtype, around: Substitution, own: set[int]
+) -> Hooks:
+    """Returns hooks that see what is outside of the present call.
+
+    Args:
+        modules: The modules.
+        dtype: What floats are outside.
+        around: What the modules hold in place of their parameters meanwhile.
+        own: The keys of hooks that see the inside.
+    """
+
+    def forward(key: int, hook: Hook) -> Hook:
+        return hook if key in own else functools.partial(_forward, key, hook, dtype, around)
+
+    def backward(_: int, hook: Hook) -> Hook:
+        return functools.partial(_backward, hook, dtype, _call.current())
+
+    return Hooks(modules, forward, backward)
+
+
+def _forward(
+    key: int, hook: Hook, dtype: torch.dtype, around: Substitution, module: nn.Module, *values: Any
 ) -> Any:
     """Calls a hook with arguments, and after a forward the result, as they are outside."""
     outside = left(values, dtype)
     _call.current().hooks |= {each.grad_fn: key for each in tensors_in(outside)}
     before = _versions(outside)
-    result = hook(module, *outside)
+    with around.undone():
+        result = hook(module, *outside)
     if result is None and _versions(outside) != before:
         # What it changed in place is what it wants: the result, or the arguments.
         result = outside if len(outside) == 2 and isinstance(outside[1], dict) else outside[-1]
     return None if result is None else entered(result)
 
 
+def _backward(hook: Hook, dtype: torch.dtype, call: Call, module: nn.Module, *values: Any) -> Any:
+    """Calls a hook with gradients as they would be without a scale, and scales what it returns."""
+    scale, inverse = call.factors()
+    result = hook(module, *_times(values, inverse, dtype))
+    return None if result is None else _times(result, scale, dtype)
+
+
+def _times(value: Any, factor: Tensor | None, dtype: torch.dtype) -> Any:
+    tensors = [cast_tensor(each, dtype) for each in tensors_in(value)]
+    return with_tensors(value, [each if factor is None else each * factor for each in tensors])
+
+
 # A tracer leaves a region with hooks outside of its graphs, and the hooks with it.
-never_compile(_run)
-_run._torchdynamo_disable = True  # type: ignore[attr-defined]
+_HOOKS: tuple[Any, ...] = (_forward, _backward)
+for _function in _HOOKS:
+    never_compile(_function)
+    _function._torchdynamo_disable = True
 
 
 def _versions(value: Any) -> list[int]:

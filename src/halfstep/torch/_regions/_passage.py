@@ -10,7 +10,13 @@ from halfstep.torch._regions import _call
 from halfstep.torch._regions._crossing import left
 from halfstep.torch._regions._inside import Changes, resemble, rewrite
 from halfstep.torch._regions._slots import Slot, arguments, attributes, new_results, put
-from halfstep.torch._regions._strays import is_outside, refuse_half, refuse_strays, taken_back
+from halfstep.torch._regions._strays import (
+    is_outside,
+    refuse_half,
+    refuse_strays,
+    strays,
+    taken_back,
+)
 from halfstep.torch._regions._tree import cast, tensors_in
 from halfstep.torch._saved import leave_out
 
@@ -81,11 +87,16 @@ class Passage:
         region._calls += 1
         if region._calls > _FIRST_CALLS and region._calls.bit_count() > 1:
             return True
+        found = strays(results, self.inside)
         try:
             refuse_half(self._modules[0])
-            refuse_strays(results, self.inside)
+            refuse_strays(region._leaves.again(found))
         except UsageError as error:
             region._on_misfit(error)
+            return False
+        if found and not region._leaves.are_own:
+            # Unscaled until it is known whose they are.
+            self._call.end_scaling()
             return False
         return self._spares_hooks(results)
 

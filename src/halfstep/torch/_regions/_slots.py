@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -214,3 +214,13 @@ class Substitution:
     def __exit__(self, *error: object) -> None:
         for (holder, key, old), new in zip(self._places, self._new, strict=True):
             put((holder, key, new), old)
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        """Puts them back until the block ends."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            for (holder, key, old), new in zip(self._places, self._new, strict=True):
+                put((holder, key, old), new)

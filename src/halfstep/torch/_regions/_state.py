@@ -24,7 +24,7 @@ class Cells(NamedTuple):
         proof: Finite passes since the last leap, counted up to `PROVEN`.
         found: 1.0 where a gradient that left in the latest pass was not finite.
         foreign: 1.0 where one that entered in it was not.
-        faults: In how many passes before a gradient that left was not finite.
+        faults: How often gradients that left and were added to others were not finite.
     """
 
     scale: Tensor
@@ -92,7 +92,6 @@ def begin_pass(cells: Cells, rule: LossScale, size: float) -> None:
             if before != after:
                 cell.fill_(after)
     if cells.found.item():
-        cells.faults.add_(cells.found)
         cells.found.zero_()
     cells.foreign.fill_(size - size != 0)
 
@@ -102,7 +101,6 @@ def begin_pass_on_device(cells: Cells, rule: LossScale, size: Tensor) -> None:
     if rule.kind == "dynamic":
         for cell, value in zip(cells, settled_on_device(cells, rule), strict=False):
             cell.copy_(value)
-    cells.faults.add_(cells.found)
     cells.found.zero_()
     cells.foreign.copy_(~size.isfinite())
 
@@ -118,7 +116,5 @@ def overflowed(cells: Cells) -> bool:
 
 
 def faults(cells: Cells) -> float | Tensor:
-    """Returns in how many passes a gradient that left was not finite; a tensor on a device."""
-    if cells.found.is_cpu:
-        return cells.found.item() + cells.faults.item()
-    return cells.found + cells.faults
+    """Returns how often gradients that left were not finite; a tensor where it is on a device."""
+    return cells.faults.item() if cells.faults.is_cpu else cells.faults.clone()

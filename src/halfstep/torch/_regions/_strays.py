@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import TensorWeakRef
 
 from halfstep.errors import UsageError
 from halfstep.torch._dtypes import name_of
@@ -77,9 +78,9 @@ def _nodes(tensors: Iterable[Tensor], call: Call) -> list[Node]:
     return found
 
 
-def refuse_strays(outputs: Iterable[Tensor], entered: Iterable[Tensor]) -> None:
+def refuse_strays(found: Iterable[Tensor | Node]) -> None:
     """Raises an error for what a region must not read."""
-    for stray in strays(outputs, entered):
+    for stray in found:
         if isinstance(stray, Tensor):
             what = f"a tensor of shape {tuple(stray.shape)} that is neither"
         else:
@@ -89,6 +90,32 @@ def refuse_strays(outputs: Iterable[Tensor], entered: Iterable[Tensor]) -> None:
             f"or attribute of the model, or an argument, got {what}. Its gradient would be scaled. "
             "Register it with register_parameter(), or pass it as an argument."
         )
+
+
+class Leaves:
+    """Leaves that a region has read and that had not entered.
+
+    One that the forward has made itself is new in each call, and nobody outside asks for its
+    gradient. One that comes again is somebody else's.
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[TensorWeakRef] = []
+        self._calls = 0
+
+    def again(self, found: Iterable[Tensor | Node]) -> list[Tensor | Node]:
+        """Notes the leaves, and returns what is not a leaf, or is one that comes again."""
+        known = [each for ref in self._seen if (each := ref()) is not None]
+        leaves = [each for each in found if isinstance(each, Tensor)]
+        again = [each for each in leaves if any(each is other for other in known)]
+        self._seen = [TensorWeakRef(each) for each in [*known, *leaves]]
+        self._calls += bool(leaves)
+        return [*again, *(each for each in found if not isinstance(each, Tensor))]
+
+    @property
+    def are_own(self) -> bool:
+        """Whether so many calls had leaves, new ones each, that the forward must make them."""
+        return self._calls > 2
 
 
 def refuse_half(module: nn.Module) -> None:
