@@ -54,12 +54,10 @@ class _Everywhere:
 
     def enclose(self, module: nn.Module) -> None:
         """Makes a module that is called from outside of any region a region."""
-        module = module.__dict__.get("_modules", {}).get("_orig_mod", module)
-        if _state.entered() or _is_region(module) or module in self._left_alone:
+        if _state.entered() or isinstance(module, torch.jit.ScriptModule):
             return
-        dtypes = {each.dtype for each in module.parameters() if each.requires_grad}
-        # Without parameters there is nothing to scale; half ones were someone's own choice.
-        if not dtypes or dtypes & HALF or isinstance(module, torch.jit.ScriptModule):
+        module = module.__dict__.get("_modules", {}).get("_orig_mod", module)
+        if _is_region(module) or module in self._left_alone or not _is_fit(module):
             return
         with _lock:
             if _is_region(module):  # made so by another thread meanwhile
@@ -72,6 +70,7 @@ class _Everywhere:
     def _adopt(self, region: Region) -> None:
         region._on_misfit = functools.partial(self._leave_alone, weakref.ref(region))
         region._on_copy = self._adopt_copy
+        region._automatic = True
         self._regions.add(region)
 
     def _adopt_copy(self, region: Region) -> None:
@@ -127,6 +126,13 @@ class _Everywhere:
             for region in regions:
                 each.part(region)
             each.release()
+
+
+def _is_fit(module: nn.Module) -> bool:
+    """Returns whether there is anything to cast; half precision was someone's own choice."""
+    dtypes = {(each.dtype, each.requires_grad) for each in module.parameters()}
+    wide = any(dtype is torch.float32 for dtype, _ in dtypes)
+    return wide and not any(trained and dtype in HALF for dtype, trained in dtypes)
 
 
 _everywhere: _Everywhere | None = None
