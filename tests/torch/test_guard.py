@@ -82,6 +82,7 @@ def test_a_fused_kernel_skips(kind, bad, touch):
     assert (loop.region.history.steps, loop.region.history.skipped) == (5, 3)
 
 
+@pytest.mark.filterwarnings("ignore::halfstep.torch.UnusedRegionWarning")
 def test_parameters_of_several_dtypes_overflow_together():
     """What was found in each kind of gradient is added up, but is one verdict."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1).double())
