@@ -111,12 +111,33 @@ def check(gradients: Sequence[Tensor], cells: Cells) -> None:
     """Notes whether a gradient that left the region is not finite."""
     if _private.in_transform():
         return
-    one = torch.ones((), dtype=torch.float32, device=cells.found.device)
-    founds = unscale(by_kind(list(gradients)), one, torch.zeros_like(one), again=False)
-    found = total([*founds.values()], one.device)
+    found = _found(gradients, cells.found.device)
+    if found.is_cpu and not is_tracing() and not found.item():
+        return
     cells.found.copy_(torch.maximum(cells.found, found))
     if is_tracing() or _private.accumulates():
         cells.faults.add_(found)
+
+
+def _found(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Returns 1.0 where one is not finite, else 0.0."""
+    one = _one(device)
+    found = torch.zeros_like(one)
+    if all(each.dtype is torch.float32 for each in gradients) and _are_alike(gradients, one):
+        torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), found, one)
+        return found
+    return total([*unscale(by_kind(list(gradients)), one, found, again=False).values()], device)
+
+
+def _one(device: torch.device) -> Tensor:
+    if is_tracing():
+        return torch.ones((), dtype=torch.float32, device=device)
+    return _kept_one(device)
+
+
+@functools.lru_cache(maxsize=16)
+def _kept_one(device: torch.device) -> Tensor:
+    return torch.ones((), dtype=torch.float32, device=device)
 
 
 def product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
