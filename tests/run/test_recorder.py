@@ -13,7 +13,7 @@ class CountingProbe(NoProbe):
 
     def __init__(self):
         self.reads = 0
-        self.counting = False
+        self.counting, self.at_rest, self.lowered = False, True, False
         self.time = 0.0
 
     def floats(self, values):
@@ -24,10 +24,16 @@ class CountingProbe(NoProbe):
         self.time += 1.0
         return self.time
 
+    def may_count(self):
+        return self.at_rest
+
+    def has_lowered(self):
+        return self.lowered
+
     @contextlib.contextmanager
     def saved_bytes(self):
         self.counting = True
-        yield SimpleNamespace(bytes=640)
+        yield SimpleNamespace(bytes=640, may_end=lambda: self.at_rest)
         self.counting = False
 
 
@@ -89,6 +95,28 @@ def test_saved_bytes_are_counted_between_the_first_and_the_second_update():
     assert (run.saved_bytes, run.measured_step) == (640, 0)
 
 
+def test_no_count_begins_where_it_may_not():
+    session = Session()
+    session.probe.at_rest = False
+    session.step(1.0)
+    session.probe.at_rest = True
+    session.step(1.0)
+    assert not session.probe.counting
+    assert session.result().saved_bytes is None
+
+
+def test_a_count_ends_where_it_may_and_is_of_one_step_or_none():
+    session = Session()
+    session.step(1.0)
+    session.probe.at_rest = False
+    session.step(1.0)
+    assert session.probe.counting
+    session.probe.at_rest = True
+    session.step(1.0)
+    assert not session.probe.counting
+    assert session.result().saved_bytes is None
+
+
 def test_one_update_counts_no_bytes():
     session = Session()
     session.step(1.0)
@@ -141,7 +169,9 @@ def test_another_probe_takes_over():
 
 def test_bytes_are_given_up_where_the_probe_does():
     session = Session()
-    session.probe.saved_bytes = lambda: contextlib.nullcontext(SimpleNamespace(bytes=None))
+    session.probe.saved_bytes = lambda: contextlib.nullcontext(
+        SimpleNamespace(bytes=None, may_end=lambda: True)
+    )
     for _ in range(3):
         session.step(1.0)
     assert session.result().saved_bytes is None
@@ -163,6 +193,39 @@ def test_several_threads():
     assert session.probe.counting  # left to the thread that it is for
     run = session.result()
     assert (run.steps, len(run.losses), run.saved_bytes) == (201, 201, None)
+
+
+def test_the_scale_after_the_step_of_the_first_optimizer():
+    session = Session()
+    session.recorder("scale", {"scale": 3.0, "scalers": [1]})
+    session.step(1.0, scaler=1)
+    session.recorder("scale", {"scale": 4.0, "scalers": [1, 2]})
+    session.recorder("scale", {"scale": 5.0, "scalers": [2]})
+    assert session.result().scale == 4.0
+
+
+def test_regions():
+    session = Session()
+    for policy in ("mixed_bfloat16", "mixed_bfloat16", "mixed_float16"):
+        session.recorder("region", {"policy": policy})
+    run = session.result()
+    assert (run.regions, run.region_policies) == (3, ("mixed_bfloat16", "mixed_float16"))
+    session.recorder.forget_regions("mixed_bfloat16")
+    session.recorder.forget_regions("float32")
+    assert (session.result().regions, session.result().region_policies) == (1, ("mixed_float16",))
+
+
+def test_what_ran_in_low_precision():
+    session = Session()
+    session.recorder("loss", {"value": 1.0, "source": "backward"})
+    session.recorder("loss", {"value": 1.0, "source": "scale"})
+    assert (session.result().lowered, session.result().torch_amp) == (False, True)
+    session.recorder("loss", {"value": 1.0})  # of a scaler of halfstep
+    assert session.result().lowered is True
+    session = Session()
+    assert (session.result().lowered, session.result().torch_amp) == (False, False)
+    session.probe.lowered = True
+    assert session.result().lowered is True
 
 
 def test_unknown_events_are_left_alone():

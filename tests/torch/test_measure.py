@@ -2,7 +2,10 @@ import time
 
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
+from halfstep.torch import autocast
 from halfstep.torch._measure import Probe
 
 
@@ -91,6 +94,84 @@ def test_counting_gets_out_of_the_way_of_an_error():
     with Probe().saved_bytes() as saved:
         torch.ones(8, requires_grad=True).exp()
     assert saved.bytes == 32
+
+
+def test_counting_neither_begins_nor_ends_within_a_backward_pass():
+    probe, weight, told = Probe(), torch.ones(8, requires_grad=True), []
+    assert probe.may_count()
+    with probe.saved_bytes() as saved:
+        weight.register_post_accumulate_grad_hook(
+            lambda _: told.append((probe.may_count(), saved.may_end()))
+        )
+        weight.exp().sum().backward()
+        assert saved.may_end()
+    assert told == [(False, False)]
+    assert saved.bytes == 32
+
+
+def test_counting_neither_begins_nor_ends_within_hooks_of_the_script():
+    probe, weight = Probe(), torch.ones(8, requires_grad=True)
+    hooks = saved_tensors_hooks(lambda each: each, lambda each: each)
+    with hooks:
+        assert not probe.may_count()
+    with probe.saved_bytes() as saved:
+        with hooks:
+            weight.exp()
+            assert not saved.may_end()
+        weight.exp()
+        assert saved.may_end()
+    assert saved.bytes is None
+    assert probe.may_count()
+
+
+def test_a_checkpoint_saves_what_goes_in():
+    weight = torch.ones(8, requires_grad=True)
+    with Probe().saved_bytes() as saved:
+        checkpoint(lambda it: it.exp().exp().exp(), weight, use_reentrant=False)
+    assert saved.bytes == 32
+
+
+def test_nothing_saved_is_no_count():
+    with Probe().saved_bytes() as saved:
+        pass
+    assert saved.bytes is None
+
+
+class InBackward(torch.autograd.Function):
+    """Needs torch.func within a backward pass."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * torch.func.grad(lambda it: it.sin().sum())(x.detach())
+
+
+def test_counting_makes_way_within_a_backward_pass():
+    weight = torch.ones(8, requires_grad=True)
+    for _ in range(2):
+        with Probe().saved_bytes() as saved:
+            InBackward.apply(weight).sum().backward()
+            torch.ones(8, requires_grad=True).exp()
+            assert saved.may_end()
+        assert saved.bytes is None
+        assert Probe().may_count()
+    assert torch.func.grad(torch.sum)(torch.ones(2)).tolist() == [1.0, 1.0]
+
+
+def test_what_is_to_run_in_low_precision_is_known():
+    settings = {"dtype": torch.bfloat16, "rules": "halfstep-1 + softmax=lower"}
+    with autocast("cpu", enabled=False):
+        pass
+    before = Probe().has_lowered()
+    with autocast("cpu", **settings):
+        pass
+    assert isinstance(before, bool)
+    assert Probe().has_lowered() is True
 
 
 @pytest.mark.parametrize(

@@ -141,9 +141,25 @@ class TestScalerOfPyTorch:
         sources = [values["source"] for event, values in told if event == "loss"]
         assert sources == ["scale", "backward"]
         assert losses(told)[0] == loss.item()
-        assert names(told)[-2:] == ["step", "update"]
-        assert told[-1][1]["scale"] == 1024.0
+        assert names(told)[-3:] == ["step", "update", "scale"]
+        assert told[-1][1] == {"scale": 1024.0, "scalers": [id(optimizer)]}
+        assert told[-2][1]["scale"] == 1024.0
         assert not records(told)[0].skipped
+
+    def test_the_scale_after_the_update(self, told):
+        model, optimizer = make()
+        other = make()[1]
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+        for factor, scale in ((1.0, 8.0), (torch.inf, 4.0)):
+            scaler.scale(loss_of(model) * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            assert told[-1][1]["scale"] == scale
+        loss_of(model).backward()
+        other.step()
+        scales = [values for event, values in told if event == "scale"]
+        assert [values["scalers"] for values in scales] == [[id(optimizer)]] * 2
 
     @pytest.mark.parametrize("options", [{}, {"fused": True}])
     def test_a_skipped_step(self, told, options):
@@ -246,6 +262,7 @@ def parts():
         torch.autograd.backward,
         torch.amp.GradScaler.scale,
         torch.amp.GradScaler.step,
+        torch.amp.GradScaler.update,
         len(hooks._global_optimizer_pre_hooks),
         len(hooks._global_optimizer_post_hooks),
     )
@@ -255,7 +272,7 @@ def test_nothing_is_left_behind():
     before = parts()
     ends = [watch(), watch()]
     during = parts()
-    assert during[:3] != before[:3]
+    assert during[:4] != before[:4]
     ends[0]()
     ends[0]()
     assert parts() == during

@@ -1,7 +1,7 @@
 """Collects the messages of one run into its result."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from halfstep.run._runs import MetricValue, RunResult, Skip
@@ -65,12 +65,13 @@ class RunLog:
         losses: list[float],
         step_seconds: list[float],
         skipped: list[tuple[int, str]],
+        region_policies: Sequence[str] = (),
         **values: Any,
     ) -> None:
         self._losses.extend(losses)
         self._step_seconds.extend(step_seconds)
         self._skipped += [Skip(*each) for each in skipped]
-        self._values |= values
+        self._values |= values | {"region_policies": tuple(region_policies)}
 
     def _add_metric(self, name: str, value: float, step: int) -> None:
         self._metrics.append(MetricValue(name, value, step))

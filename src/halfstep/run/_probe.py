@@ -17,6 +17,9 @@ class SavedBytes(Protocol):
     def bytes(self) -> int | None:
         """The count, known once the block has ended; None if it had to be given up."""
 
+    def may_end(self) -> bool:
+        """Returns whether the block may end here."""
+
 
 class Probe(Protocol):
     """The measuring side of a framework; `halfstep.torch` has one."""
@@ -44,6 +47,12 @@ class Probe(Protocol):
 
     def seconds(self, marks: Sequence[Any]) -> list[float]:
         """Returns the time from each mark to the next one."""
+
+    def has_lowered(self) -> bool | None:
+        """Returns whether anything was to compute in low precision so far, None if unknown."""
+
+    def may_count(self) -> bool:
+        """Returns whether `saved_bytes` may begin here."""
 
     def saved_bytes(self) -> contextlib.AbstractContextManager[SavedBytes | None]:
         """Counts the bytes kept for backward within the block."""
@@ -89,6 +98,13 @@ class NoProbe:
     def seconds(self, marks: Sequence[float]) -> list[float]:
         """Returns the differences."""
         return [after - before for before, after in pairwise(marks)]
+
+    def has_lowered(self) -> None:
+        """Returns None: nobody knows."""
+
+    def may_count(self) -> bool:
+        """Returns False: nothing is saved."""
+        return False
 
     def saved_bytes(self) -> contextlib.AbstractContextManager[None]:
         """Counts nothing."""

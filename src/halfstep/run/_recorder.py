@@ -3,7 +3,8 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from halfstep.run._probe import Probe, SavedBytes
@@ -34,6 +35,8 @@ class Recorder:
             "loss": self._on_loss,
             "step": self._on_step,
             "update": self._on_update,
+            "scale": self._on_scale,
+            "region": self._on_region,
             "metric": self._on_metric,
         }
         self._losses: list[Any] = []
@@ -41,7 +44,8 @@ class Recorder:
         self._marks: list[Any] = []
         self._scale: Any = None
         self._updates = self._attempts = self._backwards = 0
-        self._from_scaler = False
+        self._from_scaler = self._scaled = self._torch_amp = False
+        self._regions: Counter[str] = Counter()
         self._scalers: list[int | None] = []
         self._counting = contextlib.ExitStack()
         self._counted: SavedBytes | None = None
@@ -63,6 +67,11 @@ class Recorder:
             if self._clock() - self._flushed >= _PERIOD_SECONDS:
                 self.flush()
 
+    def forget_regions(self, policy: str) -> None:
+        """Forgets the regions of a policy that another one takes the place of."""
+        with self._lock:
+            self._regions.pop(policy, None)
+
     def flush(self) -> None:
         """Sends what came since the last time."""
         with self._lock:
@@ -81,6 +90,10 @@ class Recorder:
                 "backwards": self._backwards,
                 "scalers": len(self._scalers),
                 "scale": None if self._scale is None else self._probe.floats([self._scale])[0],
+                "regions": self._regions.total(),
+                "region_policies": list(self._regions),
+                "lowered": self._scaled or self._probe.has_lowered(),
+                "torch_amp": self._torch_amp,
             }
         )
         self._losses, self._records, self._marks = [], [], self._marks[-1:]
@@ -93,6 +106,8 @@ class Recorder:
 
     def _on_loss(self, value: Any, source: str = "") -> None:
         """Keeps a loss; once a scaler tells of losses, backward starts from scaled ones."""
+        self._scaled |= source == ""
+        self._torch_amp |= source == "scale"
         if source == "backward" and self._from_scaler:
             return
         self._from_scaler = source != "backward"
@@ -116,18 +131,31 @@ class Recorder:
         self._updates += 1
         self._count_saved_bytes()
 
+    def _on_scale(self, scale: Any, scalers: Sequence[int]) -> None:
+        """Learns what became of the scale after the step."""
+        if self._scalers and self._scalers[0] in scalers:
+            self._scale = self._probe.snapshot(scale)
+
+    def _on_region(self, policy: str) -> None:
+        self._regions[policy] += 1
+
     def _on_metric(self, name: str, value: float) -> None:
         self._send({"kind": "metric", "name": name, "value": float(value), "step": self._updates})
 
     def _count_saved_bytes(self) -> None:
         """Counts during the second step: the first one also makes what all later steps share."""
-        if self._updates == 1:
+        if self._updates == 1 and self._probe.may_count():
             self._counting_thread = threading.get_ident()
             self._counted = self._counting.enter_context(self._probe.saved_bytes())
-        # Another thread could not end it: what is saved is counted for one thread.
-        elif self._updates == 2 and self._counting_thread == threading.get_ident():
+        elif self._counted is not None and self._may_end(self._counted):
             self._counting.close()
-            if self._counted is not None and self._counted.bytes is not None:
+            # It may not have been allowed to end with the step, and then is not the step's.
+            if self._updates == 2 and self._counted.bytes is not None:
                 self._send(
                     {"kind": "saved", "saved_bytes": self._counted.bytes, "measured_step": 0}
                 )
+            self._counted = None
+
+    def _may_end(self, counted: SavedBytes) -> bool:
+        # Another thread could not end it: what is saved is counted for one thread.
+        return self._counting_thread == threading.get_ident() and counted.may_end()

@@ -7,6 +7,8 @@ from signal import Signals
 from statistics import median
 from typing import Any, NamedTuple, Self
 
+from halfstep.core import Policy
+
 _WARM_UP_STEPS = 10
 _LAST_FRACTION = 10
 _SIGNALS = {each.value: each.name for each in Signals}
@@ -47,6 +49,10 @@ class RunResult:
             backward were counted, which is slower for it; -1 where none was.
         skipped: The optimizer steps that were not applied.
         scale: The last scale of the first scaler; None where there was no step.
+        regions: How many models became regions, by whoever's policy.
+        region_policies: The policies of those regions.
+        lowered: Whether anything was to compute in low precision by halfstep, None if unknown.
+        torch_amp: Whether the script scaled its losses with PyTorch's own GradScaler.
         metrics: Every value that was given to `halfstep.metric`.
         saved_bytes: Bytes kept for backward in one step, None where they were not counted.
         peak_memory: The most bytes in use, None where this system does not tell.
@@ -70,6 +76,10 @@ class RunResult:
     measured_step: int = -1
     skipped: tuple[Skip, ...] = ()
     scale: float | None = None
+    regions: int = 0
+    region_policies: tuple[str, ...] = ()
+    lowered: bool | None = None
+    torch_amp: bool = False
     metrics: tuple[MetricValue, ...] = ()
     saved_bytes: int | None = None
     peak_memory: int | None = None
@@ -83,6 +93,18 @@ class RunResult:
     def failed(self) -> bool:
         """Whether the script ended with an error."""
         return self.exit_code != 0 or bool(self.error)
+
+    @property
+    def ineffective(self) -> bool:
+        """Whether nothing ran under the policy, although it is another one than float32.
+
+        Example:
+            >>> RunResult(policy="mixed_float16", lowered=False).ineffective
+            True
+        """
+        if self.lowered is not False or any(map(_is_low, self.region_policies)):
+            return False
+        return bool(self.policy) and _is_low(self.policy)
 
     @property
     def name(self) -> str:
@@ -149,6 +171,10 @@ class RunResult:
         return cls(**data | {name: read(data[name]) for name, read in readers.items()})
 
 
+def _is_low(policy: str) -> bool:
+    return Policy.parse(policy).compute_dtype != "float32"
+
+
 def ending_text(exit_code: int) -> str:
     """Returns how a process ended, for a person.
 
@@ -173,6 +199,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
         MetricValue(row["name"], float(row["value"]), row["step"]) for row in rows
     ),
     "scale": lambda value: None if value is None else float(value),
+    "region_policies": tuple,
     "versions": lambda names: tuple(names.items()),
 }
 

@@ -41,7 +41,7 @@ class Session:
     ) -> None:
         self._send, self._policy, self._seed, self._make_probe = send, policy, seed, probe
         self._probe: Probe = NoProbe()
-        self._met = False
+        self._met, self._used = False, ""
         self._recorder, self._memory = Recorder(self._probe, send), MemoryGrowth()
 
     def start(self) -> None:
@@ -104,6 +104,8 @@ class Session:
             self._probe.set_policy(self._policy)
 
     def _use(self, policy: str) -> None:
+        self._recorder.forget_regions(self._used)
+        self._used = policy
         self._probe.set_policy(policy)
         self._send({"kind": "policy", "policy": policy})
 

@@ -9,18 +9,29 @@ from typing import Any
 
 import torch
 
+from halfstep.torch._engine import _state
 from halfstep.torch._patches import Undo, replace
+from halfstep.torch._private import backward_pass
 from halfstep.torch._saved import saved_bytes
 from halfstep.torch._watch import watch
 
 _FAST_FLOAT16 = (7, 0)  # the first CUDA devices with tensor cores
+_NO_PASS = -1
+_HOOKS: Any = torch._C._autograd
+# Whose hooks for saved tensors may be put inside of ours without hiding what is to be counted.
+_COUNTED_ANYWAY = ("halfstep.", "torch.utils.checkpoint")
 
 
 class Saved:
-    """The bytes kept for backward within a block, None if they could not be counted to its end."""
+    """The bytes kept for backward within a block, None if they could not all be counted."""
 
     bytes: int | None = None
     given_up = False
+    hooks: Any = None
+
+    def may_end(self) -> bool:
+        """Returns whether the count can end here without ending the script's own hooks."""
+        return backward_pass() == _NO_PASS and _innermost_hooks() is self.hooks
 
 
 class Probe:
@@ -89,29 +100,56 @@ class Probe:
             return [a.elapsed_time(b) / 1e3 for a, b in pairwise(events)]
         return [after - before for before, after in pairwise(marks)]
 
+    def has_lowered(self) -> bool:
+        """Returns whether anything was to compute in low precision so far, however it came to."""
+        return _state._ready_table.cache_info().misses > 0
+
+    def may_count(self) -> bool:
+        """Returns whether `saved_bytes` may begin here.
+
+        Not within a backward pass, which ends all that began in it, nor within hooks of the
+        script's own, which it would end in the wrong order.
+        """
+        return backward_pass() == _NO_PASS and _innermost_hooks() is None
+
     @contextlib.contextmanager
     def saved_bytes(self) -> Iterator[Saved]:
         """Counts the bytes kept for backward within the block.
 
-        `torch.func.grad` cannot run while they are counted, so the count is then given up.
+        `torch.func.grad` cannot run while they are counted, and hooks of the script's own hide what
+        is saved; the count is then given up.
         """
         result, thread = Saved(), threading.get_ident()
         counting = contextlib.ExitStack()
 
         def make_way(disable: Callable[[str], None], message: str) -> None:
-            if threading.get_ident() == thread:
-                counting.close()
+            if _innermost_hooks() is result.hooks:
                 result.given_up = True
+                if backward_pass() != _NO_PASS:
+                    _HOOKS._pop_saved_tensors_default_hooks()  # until this pass ends
+                elif threading.get_ident() == thread:
+                    counting.close()
             disable(message)
 
-        undo = replace(torch._C._autograd, "_saved_tensors_hooks_disable", make_way)
+        def notice(push: Callable[..., None], pack: Any, unpack: Any) -> None:
+            if not str(getattr(pack, "__module__", "")).startswith(_COUNTED_ANYWAY):
+                result.given_up = True
+            push(pack, unpack)
+
         with counting:
             counted = counting.enter_context(saved_bytes())
+            result.hooks = _innermost_hooks()
+            undo = [
+                replace(_HOOKS, "_saved_tensors_hooks_disable", make_way),
+                replace(_HOOKS, "_push_saved_tensors_default_hooks", notice),
+            ]
             try:
                 yield result
             finally:
-                undo()
-        result.bytes = None if result.given_up else counted.bytes
+                for each in undo:
+                    each()
+        # Nothing at all was saved by another thread, or not for backward.
+        result.bytes = None if result.given_up else counted.bytes or None
 
     def peak_memory(self) -> tuple[int, str] | None:
         """Returns the most bytes that PyTorch held on all CUDA devices, None without CUDA."""
@@ -127,6 +165,12 @@ class Probe:
     def versions(self) -> dict[str, str]:
         """Returns PyTorch's version."""
         return {"torch": str(torch.__version__)}
+
+
+def _innermost_hooks() -> Any:
+    """Returns what unpacks the tensors that this thread would save now, None for no hooks."""
+    hooks = _HOOKS._top_saved_tensors_default_hooks(True)
+    return hooks and hooks[1]
 
 
 def _suitable_for_cuda() -> str:

@@ -6,6 +6,7 @@ What it does is told as events: each loss that a backward pass starts from, each
 import functools
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -34,6 +35,8 @@ class _Local(threading.local):
 
 
 _LOCAL = _Local()
+# The optimizers whose steps with a scaler were told about since its last update.
+_STEPPED: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
 
 
 def watch() -> Undo:
@@ -69,6 +72,7 @@ def _install() -> Iterator[Undo]:
     yield replace(torch.autograd, "backward", _backward)
     yield replace(_SCALER, "scale", _scale)
     yield replace(_SCALER, "step", _step)
+    yield replace(_SCALER, "update", _update)
     yield note_steps()
     yield register_optimizer_step_post_hook(_after_step).remove
     yield subscribe(_note_steps)
@@ -114,6 +118,19 @@ def _step(
     return result
 
 
+def _update(original: Callable[..., None], scaler: Any, *args: Any, **kwargs: Any) -> None:
+    original(scaler, *args, **kwargs)
+    if not torch.compiler.is_compiling():
+        _tell_scale(scaler)
+
+
+def _tell_scale(scaler: Any) -> None:
+    """Tells what became of the scale, for those optimizers whose steps were told with it."""
+    stepped = _STEPPED.pop(scaler, None)
+    if stepped and not _is_capturing():
+        emit("scale", scale=scaler._scale, scalers=stepped)
+
+
 def _note_steps(event: str, _values: dict[str, Any]) -> None:
     if event == "step":
         _LOCAL.told = True
@@ -136,6 +153,8 @@ def _tell(optimizer: Optimizer, record: StepRecord) -> None:
     scale = getattr(_LOCAL.scaler, "_scale", None)
     emit("step", record=record)
     emit("update", scale=1.0 if scale is None else scale, scaler=id(optimizer))
+    if scale is not None:
+        _STEPPED.setdefault(_LOCAL.scaler, []).append(id(optimizer))
 
 
 def _record(optimizer: Optimizer) -> StepRecord:
@@ -168,8 +187,8 @@ def _is_capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-_CALLEES_ONLY: tuple[Callable[..., Any], ...] = (_backward, _scale, _step)
-_NEVER: tuple[Callable[..., Any], ...] = (_tell_backward, _after_step, _tell_step)
+_CALLEES_ONLY: tuple[Callable[..., Any], ...] = (_backward, _scale, _step, _update)
+_NEVER: tuple[Callable[..., Any], ...] = (_tell_backward, _tell_scale, _after_step, _tell_step)
 for _function in _CALLEES_ONLY:
     compile_only_callees(_function)
 for _function in _NEVER:
