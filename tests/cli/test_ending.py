@@ -51,6 +51,47 @@ def test_the_choice_is_told():
     assert "mixed_float16 (chosen for this device; --policy sets it)" in shown(chosen=True)
 
 
+def row(name, **values):
+    lines = [line.strip() for line in shown(**values).splitlines()]
+    return next(line[len(name) :].strip() for line in lines if line.startswith(name))
+
+
+@pytest.mark.parametrize(
+    ("own", "text"),
+    [
+        (("mixed_float16",), "mixed_float16 (chosen for this device; --policy sets it)"),
+        (("mixed_bfloat16",), "mixed_bfloat16 (the script's own)"),
+        (("float32", "mixed_float16"), "mixed_float16; float32 (the script's own)"),
+        (("float32", "mixed_bfloat16"), "float32, mixed_bfloat16 (the script's own)"),
+    ],
+)
+def test_policies_of_the_script_itself_are_named(own, text):
+    assert row("policy", chosen=True, regions=9, region_policies=own, lowered=True) == text
+
+
+def test_a_policy_that_did_not_take_effect():
+    values = {"chosen": True, "lowered": False}
+    assert row("policy", **values) == "float32 (mixed_float16 did not take effect)"
+    text = " ".join(shown(**values).split())
+    assert (
+        "halfstep: mixed_float16 did not take effect, because no model became a region: every"
+        in text
+    )
+    assert "everything ran in float32, as under plain Python. Only modules that are called" in text
+    amp = " ".join(shown(torch_amp=True, **values).split())
+    assert "the script's own torch.amp (mixed_float16 did not take effect)" in amp
+    assert "everything ran with the script's own torch.amp, as" in amp
+    own = " ".join(shown(regions=1, region_policies=("float32",), **values).split())
+    assert "policy float32 (the script's own)" in own
+    assert "the script prepares its models with the policy float32" in own
+    assert "effect" not in shown(policy="float32", lowered=False)
+
+
+def test_an_error_before_anything_was_trained_speaks_for_itself():
+    assert shown(steps=0, error="ValueError", exit_code=1) == ""
+    assert "nothing was trained" in shown(steps=0, exit_code=1)
+
+
 def test_what_is_unknown_is_left_out():
     text = shown(losses=(), step_seconds=(), saved_bytes=None, peak_memory=None, scale=None)
     for label in ("loss", "steps/s", "peak", "saved", "scale"):

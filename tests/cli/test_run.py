@@ -167,6 +167,109 @@ def test_a_policy_wins_over_what_a_script_passes_to_halfstep(tmp_path, torch):
     assert run(tmp_path, text, "--policy", "mixed_bfloat16").stdout == "torch.bfloat16\n"
 
 
+@pytest.mark.slow
+def test_the_last_scale_of_torch_amp_is_the_one_after_the_last_step(tmp_path, torch):
+    text = MODEL + AMP.replace("init_scale=2.0**40", "init_scale=4.0, growth_interval=1")
+    trained = result(tmp_path, text, "--policy", "float32")
+    assert trained.scale == 4.0 * 2**4  # five steps to grow at, and one to back off
+    assert trained.torch_amp
+
+
+FUNCTIONS = """
+weights = [torch.rand(16, 8, requires_grad=True), torch.rand(8, 1, requires_grad=True)]
+optimizer = torch.optim.SGD(weights, lr=1e-3)
+model = lambda inputs: (inputs @ weights[0]).relu() @ weights[1]
+"""
+COMPILED = """
+@torch.compile(backend="eager")
+def loss_of(inputs, targets):
+    return nn.functional.mse_loss(model(inputs), targets)
+"""
+WITHOUT_EFFECT = {
+    "functions": MODEL + FUNCTIONS + LOOP,
+    "compiled": MODEL
+    + COMPILED
+    + LOOP.replace("nn.functional.mse_loss(model(inputs), t", "loss_of(inputs, t"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_a_policy_under_which_nothing_ran_is_not_claimed(tmp_path, torch, name):
+    done = run(tmp_path, WITHOUT_EFFECT[name], "--policy", "mixed_bfloat16", "--json", "out.json")
+    assert "  float32 (mixed_bfloat16 did not take effect)\n" in done.stderr
+    assert "because no model became a region: everything ran in float32" in done.stderr
+    trained = RunResult.from_dict(json.loads((tmp_path / "out.json").read_text())["run"])
+    assert (trained.steps, trained.regions, trained.lowered) == (6, 0, False)
+    assert trained.ineffective
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ["", "with autocast('cpu', dtype=torch.bfloat16):"])
+def test_a_policy_under_which_something_ran_is_claimed(tmp_path, torch, line):
+    functions = FUNCTIONS if line else ""
+    forward = "loss = nn.functional.mse_loss(model(inputs), targets)"
+    loop = LOOP.replace(forward, f"{line} {forward}".strip())
+    text = f"from halfstep.torch import autocast\n{MODEL}{functions}{loop}"
+    trained = result(tmp_path, text, "--policy", "mixed_bfloat16")
+    assert trained.lowered
+    assert not trained.ineffective
+
+
+@pytest.mark.slow
+def test_policies_of_the_script_itself(tmp_path, torch):
+    prepare = (
+        "from halfstep.torch import prepare; prepare(model, optimizer, policy='mixed_float16')"
+    )
+    own = run(tmp_path, MODEL + prepare + LOOP).stderr
+    assert "  mixed_float16 (the script's own)\n" in own or torch.cuda.is_available()
+    text = MODEL + prepare + LOOP
+    asked = result(tmp_path, text, "--policy", "mixed_bfloat16")
+    assert (asked.regions, asked.region_policies) == (1, ("mixed_bfloat16",))
+    island = MODEL + prepare.replace(
+        "model, optimizer, policy='mixed_float16'", "model[0], policy='float32'"
+    )
+    mixed = result(tmp_path, island + LOOP, "--policy", "mixed_bfloat16")
+    assert sorted(mixed.region_policies) == ["float32", "mixed_bfloat16"]
+
+
+IN_BACKWARD = """
+optimizers = {each: torch.optim.SGD([each], lr=0.01) for each in model.parameters()}
+for each in optimizers:
+    each.register_post_accumulate_grad_hook(lambda it: optimizers[it].step())
+for _ in range(6):
+    model.zero_grad()
+    nn.functional.mse_loss(model(inputs), targets).backward()
+"""
+OWN_HOOKS = """
+from torch.autograd.graph import saved_tensors_hooks
+left = 0
+def unpack(tensor):
+    global left
+    left += 1
+    return tensor
+for step in range(6):
+    optimizer.zero_grad()
+    with saved_tensors_hooks(lambda tensor: tensor, unpack):
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        if step < 3: optimizer.step()
+    if step >= 3: optimizer.step()
+before = left
+nn.functional.mse_loss(model(inputs), targets).backward()
+assert before > 0 and left == before, (before, left)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("text", [IN_BACKWARD, OWN_HOOKS], ids=["backward", "hooks"])
+def test_bytes_that_cannot_be_counted_are_not_shown(tmp_path, torch, policy, text):
+    done = run(tmp_path, MODEL + text, "--policy", policy)
+    assert done.returncode == 0, done.stderr
+    assert "steps " in done.stderr
+    assert "saved for backward" not in done.stderr
+
+
 UNTRAINED = {
     "import torch": "neither a call of backward() nor an optimizer step was seen",
     f"{MODEL}with torch.no_grad(): model(inputs)": "neither a call of backward() nor",
@@ -202,7 +305,9 @@ def test_without_the_import_of_a_framework(tmp_path, monkeypatch):
     done = run(tmp_path, "print('x')", "--json", "-")
     assert done.stderr == "halfstep: nothing was trained in train.py: PyTorch was not imported.\n"
     assert done.stdout.startswith("x\n{")
-    assert run(tmp_path, "1 / 0", "--policy", "float32").returncode == 1
+    done = run(tmp_path, "1 / 0", "--policy", "float32")
+    assert done.returncode == 1
+    assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
 @pytest.mark.slow

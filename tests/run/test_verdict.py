@@ -41,31 +41,31 @@ ACCURATE = summary("float32", NOISY, accuracy=(0.970, 0.972, 0.971))
             FIRST,
             summary("bf16", (1.05, 1.15, 1.25), speed=19.0, saved=50),
             "1.9x faster, 50 % less saved for backward; "
-            "final loss within run-to-run noise (0.2 over 3 seeds)",
+            "final loss within run-to-run noise (18 % over 3 seeds)",
         ),
         (
             FIRST,
             summary("bf16", NOISY, speed=9.0),
             "no gain on this machine: keep float32, because bf16 is 1.1x slower and saves no "
-            "memory for backward; final loss within run-to-run noise (0.2 over 3 seeds)",
+            "memory for backward; final loss within run-to-run noise (18 % over 3 seeds)",
         ),
         (
             FIRST,
             summary("bf16", NOISY, saved=150),
             "no gain on this machine: keep float32, because bf16 is as fast with 50 % more saved "
-            "for backward; final loss within run-to-run noise (0.2 over 3 seeds)",
+            "for backward; final loss within run-to-run noise (18 % over 3 seeds)",
         ),
         (
             FIRST,
             summary("fp16", (2.0, 2.0, 2.0), speed=20.0),
-            "keep float32: final loss worse by 0.9, beyond run-to-run noise (0.2 over 3 seeds); "
+            "keep float32: final loss worse by 82 %, beyond run-to-run noise (18 % over 3 seeds); "
             "2x faster, as much saved for backward",
         ),
         (
             FIRST,
             summary("fp16", (0.5, 0.5, 0.5), speed=20.0),
             "2x faster, as much saved for backward; "
-            "final loss better by 0.6, beyond run-to-run noise (0.2 over 3 seeds)",
+            "final loss better by 55 %, beyond run-to-run noise (18 % over 3 seeds)",
         ),
         (
             FIRST,
@@ -77,7 +77,7 @@ ACCURATE = summary("float32", NOISY, accuracy=(0.970, 0.972, 0.971))
             summary("float32", (1.0,)),
             summary("bf16", (1.25,), speed=20.0),
             "2x faster, as much saved for backward; "
-            "final loss worse by 0.25 (noise unknown: run with --seeds 3)",
+            "final loss worse by 25 % (noise unknown: run with --seeds 3)",
         ),
         (
             summary("float32", (1.0,)),
@@ -88,26 +88,26 @@ ACCURATE = summary("float32", NOISY, accuracy=(0.970, 0.972, 0.971))
         (
             summary("float32", (1.0, 1.0)),
             summary("bf16", (1.5, 1.5), speed=20.0),
-            "2x faster, as much saved for backward; final loss worse by 0.5 (noise unknown: every "
+            "2x faster, as much saved for backward; final loss worse by 50 % (noise unknown: every "
             "seed gives float32 the same final loss; the script may seed itself)",
         ),
         (
             FIRST,
             summary("fp16", NOISY, speed=None, saved=None, skipped=20),
             "speed unknown (too few steps), bytes saved for backward unknown; final loss within "
-            "run-to-run noise (0.2 over 3 seeds); 60 of 300 steps skipped (gradients held inf)",
+            "run-to-run noise (18 % over 3 seeds); 60 of 300 steps skipped (gradients held inf)",
         ),
         (
             FIRST,
             summary("bf16", NOISY, speed=None),
             "speed unknown (too few steps), as much saved for backward; "
-            "final loss within run-to-run noise (0.2 over 3 seeds)",
+            "final loss within run-to-run noise (18 % over 3 seeds)",
         ),
         (
             FIRST,
             summary("bf16", NOISY, saved=None),
             "no gain on this machine: keep float32, because bf16 is as fast; "
-            "final loss within run-to-run noise (0.2 over 3 seeds)",
+            "final loss within run-to-run noise (18 % over 3 seeds)",
         ),
         (FIRST, summary("fp16", exit_code=1), "failed in 1 of 1 runs"),
         (FIRST, summary("fp16", steps=0), "no training step was seen"),
@@ -199,3 +199,47 @@ def test_a_broken_loss_keeps_the_first_policy_whatever_the_metric_says():
 def test_some_failed_runs_are_mentioned():
     good, bad = FIRST.runs[:2], summary("float32", (1.0,), exit_code=1).runs
     assert verdict(FIRST, Summary("bf16", good + bad)).endswith("1 of 3 runs failed")
+
+
+@pytest.mark.parametrize(
+    ("losses", "text"),
+    [
+        ((9e11, 9e11 + 32768), "the same final loss to 5 digits (noise"),
+        ((0.25, 0.25 + 1e-6), "the same final loss to 5 digits (noise"),
+        ((0.25, 0.2501), "final loss worse by 0.04 % (noise"),
+        ((-100.0, -101.0), "final loss better by 1 % (noise"),
+        ((0.001, 0.5), "final loss worse by 0.5 (noise"),
+        ((0.5, -0.5), "final loss better by 1 (noise"),
+        ((0.0, 0.0), "the same final loss (noise"),
+        ((0.0, 1e-6), "final loss worse by 1e-06 (noise"),
+    ],
+)
+def test_a_difference_comes_in_a_unit_that_says_something(losses, text):
+    first, other = losses
+    assert f"; {text}" in verdict(summary("float32", (first,)), summary("bf16", (other,), speed=20))
+
+
+def test_a_difference_that_is_none_in_five_digits_keeps_nobody_from_a_policy():
+    first = summary("float32", (1.0, 1.0 + 1e-9, 1.0 - 1e-9))
+    text = verdict(first, summary("bf16", (1 + 1e-7,) * 3, speed=20.0))
+    assert text == "2x faster, as much saved for backward; the same final loss to 5 digits"
+    text = verdict(first, summary("bf16", first.last_losses, speed=20.0))
+    assert text.endswith("final loss within run-to-run noise (none in 5 digits over 3 seeds)")
+
+
+def test_a_policy_that_did_not_take_effect():
+    without = summary("mixed_float16", NOISY, lowered=False)
+    text = verdict(FIRST, without)
+    assert text == (
+        "did not take effect, because no model became a region: everything ran in float32, as "
+        "under plain Python"
+    )
+    assert verdict(without, FIRST) == f"nothing to compare with: mixed_float16 {text}"
+    own = summary("mixed_float16", NOISY, lowered=False, regions=1, region_policies=("float32",))
+    assert "the script prepares its models with the policy float32" in verdict(FIRST, own)
+    for effect in ({"lowered": True}, {"lowered": None}, {"region_policies": ("mixed_bfloat16",)}):
+        values = {"lowered": False} | effect
+        assert "effect" not in verdict(FIRST, summary("mixed_float16", NOISY, **values))
+    assert "effect" not in verdict(FIRST, summary("float32", NOISY, lowered=False))
+    scaled = "compute_dtype=float32,scale=static(8.0)"
+    assert "effect" not in verdict(FIRST, summary(scaled, NOISY, lowered=False))

@@ -11,9 +11,11 @@ from rich.console import Console
 from rich.text import Text
 
 from halfstep.cli._consoles import output, progress
+from halfstep.core import Policy
 from halfstep.report import FittingTable, Progress
 from halfstep.run import (
     DEFAULT_POLICIES,
+    LIKELY_REASONS,
     Comparison,
     RunResult,
     Summary,
@@ -31,6 +33,7 @@ from halfstep.run import (
 _SHOWN_LINES = 8
 _FAILED = 1
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")  # differs from process to process
+_FLOAT32 = Policy.named("float32")
 INTERRUPTED = 130
 
 
@@ -149,6 +152,8 @@ def _show_table(console: Console, summaries: Sequence[Summary]) -> None:
     first, *others = summaries
     for other in others:
         console.print(Text.assemble((other.policy, "bold"), ": ", verdict(first, other)))
+    if any(each.ineffective and not each.trained[0].regions for each in summaries):
+        console.print(Text(LIKELY_REASONS))
     console.print(Text(_notes(summaries), style="dim"))
 
 
@@ -158,7 +163,7 @@ def _notes(summaries: Sequence[Summary]) -> str:
     count = max(len(each.trained) for each in summaries)
     seeds = f"mean ± half the range over {count} seeds; " if count > 1 else ""
     return (
-        f"{seeds}{_scalers(summaries)}last loss: mean of the last tenth; "
+        f"{seeds}{_scalers(summaries)}{_torch_amp(summaries)}last loss: mean of the last tenth; "
         f"peak memory: {run.peak_memory_kind}; {run.device}; {versions}"
     )
 
@@ -170,6 +175,16 @@ def _scalers(summaries: Sequence[Summary]) -> str:
     return (
         f"{count} optimizers or GradScalers: steps/s, saved for backward and last scale are those "
         "of the one that steps first, skipped is that of all; "
+    )
+
+
+def _torch_amp(summaries: Sequence[Summary]) -> str:
+    full = [each for each in summaries if Policy.parse(each.policy) == _FLOAT32]
+    if not any(run.torch_amp for each in full for run in each.trained):
+        return ""
+    return (
+        f"the script has a torch.amp.GradScaler: {full[0].policy} is the script as it is, with its "
+        "own torch.autocast; "
     )
 
 

@@ -7,7 +7,13 @@ from rich.console import Console
 from rich.text import Text
 
 from halfstep.report import bytes_text, number, sparkline
-from halfstep.run import RunResult, why_untrained
+from halfstep.run import (
+    LIKELY_REASONS,
+    RunResult,
+    policy_text,
+    why_ineffective,
+    why_untrained,
+)
 
 _CURVE_WIDTH = 24
 _SHOWN_REASONS = 3
@@ -23,7 +29,9 @@ def show_ending(console: Console, script: str, run: RunResult, *, chosen: bool) 
         chosen: Whether halfstep chose the policy.
     """
     if not run.steps:
-        console.print(Text(f"halfstep: nothing was trained in {script}: {why_untrained(run)}."))
+        if not run.error:  # which says all there is to say
+            why = why_untrained(run)
+            console.print(Text(f"halfstep: nothing was trained in {script}: {why}."))
         return
     rows = dict(_rows(run, chosen, console.options.ascii_only))
     width = max(map(len, rows))
@@ -32,10 +40,15 @@ def show_ending(console: Console, script: str, run: RunResult, *, chosen: bool) 
         console.print(Text(f"  {label:<{width}}  {text}"), soft_wrap=True)
     versions = ", ".join(f"{name} {version}" for name, version in run.versions)
     console.print(Text(f"  {run.device}; {versions}", style="dim"), soft_wrap=True)
+    if run.ineffective:
+        why = f"halfstep: {run.policy} did not take effect, because {why_ineffective(run)}."
+        console.print(Text(why, style="bold red"), soft_wrap=True)
+        if not run.regions:
+            console.print(Text(LIKELY_REASONS), soft_wrap=True)
 
 
 def _rows(run: RunResult, chosen: bool, ascii_only: bool) -> Iterator[tuple[str, str]]:
-    yield "policy", run.policy + (" (chosen for this device; --policy sets it)" if chosen else "")
+    yield "policy", _policy(run, chosen)
     yield "steps", _steps(run)
     if run.optimizer_steps:
         yield "skipped", _skipped(run)
@@ -49,6 +62,13 @@ def _rows(run: RunResult, chosen: bool, ascii_only: bool) -> Iterator[tuple[str,
         yield "saved for backward", f"{bytes_text(run.saved_bytes)} in one step"
     if run.scale is not None:
         yield "last scale", number(run.scale)
+
+
+def _policy(run: RunResult, chosen: bool) -> str:
+    text = policy_text(run)
+    if text == run.policy and chosen:
+        return f"{text} (chosen for this device; --policy sets it)"
+    return text
 
 
 def _steps(run: RunResult) -> str:

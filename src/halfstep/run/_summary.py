@@ -35,6 +35,11 @@ class Summary:
         return tuple(run for run in self.runs if run.failed)
 
     @property
+    def ineffective(self) -> bool:
+        """Whether nothing ran under the policy in any run."""
+        return bool(self.trained) and all(run.ineffective for run in self.trained)
+
+    @property
     def first_losses(self) -> tuple[float, ...]:
         """The first loss of each run."""
         return self.each(lambda run: run.first_loss)

@@ -4,13 +4,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from halfstep.report import number
+from halfstep.run._effect import why_ineffective
 from halfstep.run._summary import Summary, mean, spread
+from halfstep.run._units import DIGITS, unit_of
 
 _ALIKE = 0.05  # a difference in speed or memory below this is not worth a word
 _MANY_SKIPS = 0.1
 _ENOUGH_SEEDS = 3
 _FINAL_LOSS = "final loss"
+_TINY = f"none in {DIGITS} digits"
 _BETTER_HIGH = ("acc", "f1", "auc", "precision", "recall", "bleu", "psnr", "reward")
 _BETTER_LOW = ("loss", "error", "perplexity", "ppl", "mae", "mse", "rmse", "wer", "cer", "fid")
 
@@ -35,6 +37,11 @@ def verdict(first: Summary, other: Summary) -> str:
     if not first.trained:
         nothing = f"nothing to compare with: {first.policy} gave no result"
         return "; ".join([nothing, *_remarks(other)])
+    if other.ineffective:
+        return f"did not take effect, because {why_ineffective(other.trained[0])}"
+    if first.ineffective:
+        why = why_ineffective(first.trained[0])
+        return f"nothing to compare with: {first.policy} did not take effect, because {why}"
     found = list(agreements(first, other))
     costs = f"{_speed(first, other)}, {_saved(first, other)}"
     remarks = [*_broken_losses(first), *_remarks(other)]
@@ -81,14 +88,17 @@ def agreement(
     if bad_others:
         return Agreement(f"{name} is not finite in {bad_others} of {len(others)} runs", worse=True)
     difference, noise = _mean(others) - _mean(firsts), spread(firsts)
-    by = _amount(name, abs(difference), [*firsts, *others])
+    unit = unit_of(name, firsts, others)
+    by = unit(abs(difference))
     if len(firsts) < 2:
         return Agreement(_without_noise(name, difference, by))
     if noise == 0:
         return Agreement(_without_spread(name, difference, by, first_policy))
-    limits = f"({_amount(name, noise, firsts)} over {len(firsts)} seeds)"
+    limits = f"({unit(noise) or _TINY} over {len(firsts)} seeds)"
     if abs(difference) <= noise:
         return Agreement(f"{name} within run-to-run noise {limits}")
+    if not by:
+        return Agreement(_same(name, difference))
     direction = _direction(name, difference)
     return Agreement(
         f"{name} {direction} by {by}, beyond run-to-run noise {limits}", direction != "better"
@@ -97,18 +107,22 @@ def agreement(
 
 def _without_noise(name: str, difference: float, by: str) -> str:
     advice = f"noise unknown: run with --seeds {_ENOUGH_SEEDS}"
-    if difference == 0:
-        return f"the same {name} ({advice})"
+    if not by:
+        return f"{_same(name, difference)} ({advice})"
     return f"{name} {_direction(name, difference)} by {by} ({advice})"
 
 
 def _without_spread(name: str, difference: float, by: str, first_policy: str) -> str:
-    if difference == 0:
-        return f"the same {name}"
+    if not by:
+        return _same(name, difference)
     return (
         f"{name} {_direction(name, difference)} by {by} (noise unknown: every seed gives "
         f"{first_policy} the same {name}; the script may seed itself)"
     )
+
+
+def _same(name: str, difference: float) -> str:
+    return f"the same {name}" + (f" to {DIGITS} digits" if difference else "")
 
 
 def _direction(name: str, difference: float) -> str:
@@ -119,13 +133,6 @@ def _direction(name: str, difference: float) -> str:
     if any(word in words for word in _BETTER_HIGH):
         return "better" if up else "worse"
     return "higher" if up else "lower"
-
-
-def _amount(name: str, difference: float, values: Sequence[float]) -> str:
-    """Returns a difference, in percentage points where the values are fractions of successes."""
-    if "acc" in name.lower() and all(0 <= value <= 1 for value in values):
-        return f"{100 * difference:.2g} points"
-    return number(difference, digits=2)
 
 
 def _nothing_to_judge(other: Summary) -> str:
