@@ -35,6 +35,35 @@ def test_the_table_and_the_verdict(training, capsys):
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_a_script_for_torch_amp_is_not_called_one_in_float32(tmp_path, capsys):
+    text = TRAINING.replace('emit("loss",', 'emit("loss", source="scale",')
+    script = write(tmp_path / "train.py", text)
+    note = "the script has a torch.amp.GradScaler: float32 is the script as it is"
+    for policy, told in (("float32", True), ("mixed_float16", False)):
+        assert main(["compare", script, "--policy", policy]) == 0
+        assert (note in " ".join(capsys.readouterr().out.split())) is told
+
+
+@pytest.mark.slow
+def test_a_policy_that_did_not_take_effect(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    text = """
+        import torch
+        weight = torch.ones(4, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            weight.square().sum().backward()
+            optimizer.step()
+    """
+    policies = ["--policy", "float32", "--policy", "mixed_float16"]
+    assert main(["compare", write(tmp_path / "train.py", text), *policies]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "mixed_float16: did not take effect, because no model became a region: every" in out
+    assert out.count("Only modules that are called become regions") == 1
+
+
 def test_a_wide_terminal_gets_a_line_per_policy(training, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     main(["compare", training, "--policy", "float32", "--policy", "mixed_float16"])
