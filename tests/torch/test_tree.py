@@ -147,7 +147,8 @@ def test_a_model_output_of_transformers():
 
 def test_a_copy_shares_only_what_is_no_container():
     value = {"a": [torch.zeros(1)], "b": 3}
-    after = with_tensors(value, tensors_in(value))
+    assert with_tensors(value, tensors_in(value)) is value
+    after = with_tensors(value, [torch.zeros(1)])
     assert after["a"] is not value["a"]
     after["a"].append(1)
     assert value == copy.copy(value)

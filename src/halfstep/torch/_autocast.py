@@ -200,7 +200,10 @@ class Inside:
 
 def settings_of(policy: Policy, device_type: str) -> Settings:
     """Returns what a region by a policy enters with."""
-    return _settings(device_type, None, True, None, None, policy)
+    low = compute_dtype(policy.compute_dtype)
+    _check(policy.rules)
+    device = check_device(device_type, enabled=True)
+    return Settings(device, low, low is not torch.float32, False, str(policy.rules))
 
 
 @constant

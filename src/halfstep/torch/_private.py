@@ -178,17 +178,12 @@ def backward_pass() -> int:
     return torch._C._current_graph_task_id()
 
 
-_LEAF = torch.ones((), requires_grad=True)
-_NODE: Any = torch.autograd.graph.get_gradient_edge(_LEAF).node
-
-
-def accumulates() -> bool:
-    """Returns whether the present backward pass adds to `.grad`, or is one of autograd.grad."""
+def accumulates(leaf: Any) -> bool:
+    """Returns whether the present backward pass adds to the gradient of the leaf with this node."""
     try:
-        torch._C._will_engine_execute_node(_NODE)
-    except RuntimeError:  # it does not answer this for a leaf in autograd.grad
+        return torch._C._will_engine_execute_node(leaf)
+    except RuntimeError:  # it does not answer this in autograd.grad, which adds to none
         return False
-    return True
 
 
 def at_end_of_pass(callback: Callable[[], None]) -> None:

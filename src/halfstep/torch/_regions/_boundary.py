@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from halfstep.torch._private import in_transform
+from halfstep.torch._private import accumulates, in_transform
 from halfstep.torch._regions._call import Call
 from halfstep.torch._regions._factor import check, product, scaled
+from halfstep.torch._tracing import is_tracing
 
 Tensors = tuple[Tensor | None, ...]
 
@@ -35,6 +36,7 @@ class Inward(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Tensors:
+        ctx.call.accumulates = _accumulates(ctx)
         factor = product(ctx.factor, ctx.call.factors()[1])
         return None, None, *_cross_some(Outward, ctx.call, factor, gradients)
 
@@ -56,7 +58,7 @@ class Outward(Function):
     def forward(call: Call, factor: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
         out = scaled(tensors, factor)
         if factor is not None:
-            check(out, call.cells)
+            check(out, call.cells, counts=call.accumulates)
         return out
 
     @staticmethod
@@ -88,6 +90,18 @@ def cross(
         return way.apply(call, factor, *tensors)
     # What `apply` itself does in this case, less binding the signature of `forward`: most of it.
     return super(Function, way).apply(call, factor, *tensors)  # type: ignore[misc]
+
+
+def _accumulates(ctx: Any) -> bool:
+    """Returns whether what leaves here is added to the gradients of parameters."""
+    if is_tracing() or in_transform():
+        return True
+    nodes = [node for node, _ in ctx.next_functions if node is not None]
+    # A region around lets them out to its parameters.
+    return any(
+        accumulates(node) if hasattr(node, "variable") else getattr(node, "outward", True) is False
+        for node in nodes
+    )
 
 
 def _remember(ctx: Any, call: Call, factor: Tensor | None, *, outward: bool) -> None:

@@ -28,6 +28,8 @@ class Call:
         self.module: Callable[[], nn.Module | None] | None = None
         # Which hook was given what has crossed the boundary at a node.
         self.hooks: dict[Any, int] = {}
+        # Whether what leaves at the moment is added to the gradients of parameters.
+        self.accumulates = True
         # What has entered, while it is being traced.
         self.entered: list[Tensor] = []
         self._rule = rule

@@ -107,15 +107,21 @@ def _are_alike(tensors: Sequence[Tensor], factor: Tensor) -> bool:
     return all(each.layout is torch.strided and each.device == device for each in tensors)
 
 
-def check(gradients: Sequence[Tensor], cells: Cells) -> None:
-    """Notes whether a gradient that left the region is not finite."""
+def check(gradients: Sequence[Tensor], cells: Cells, *, counts: bool) -> None:
+    """Notes whether a gradient that left the region is not finite.
+
+    Args:
+        gradients: What left.
+        cells: Where it is noted.
+        counts: Whether an optimizer is going to find it.
+    """
     if _private.in_transform():
         return
     found = _found(gradients, cells.found.device)
     if found.is_cpu and not is_tracing() and not found.item():
         return
     cells.found.copy_(torch.maximum(cells.found, found))
-    if is_tracing() or _private.accumulates():
+    if counts:
         cells.faults.add_(found)
 
 

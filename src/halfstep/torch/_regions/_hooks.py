@@ -108,13 +108,18 @@ def _forward(
 def _backward(hook: Hook, dtype: torch.dtype, call: Call, module: nn.Module, *values: Any) -> Any:
     """Calls a hook with gradients as they would be without a scale, and scales what it returns."""
     scale, inverse = call.factors()
-    result = hook(module, *_times(values, inverse, dtype))
-    return None if result is None else _times(result, scale, dtype)
+    # Of both values, the first one is what the hook may replace.
+    before = [each.dtype for each in tensors_in(values[0])]
+    result = hook(module, *_times(values, inverse, [dtype] * len(tensors_in(values))))
+    return None if result is None else _times(result, scale, before)
 
 
-def _times(value: Any, factor: Tensor | None, dtype: torch.dtype) -> Any:
-    tensors = [cast_tensor(each, dtype) for each in tensors_in(value)]
-    return with_tensors(value, [each if factor is None else each * factor for each in tensors])
+def _times(value: Any, factor: Tensor | None, dtypes: list[torch.dtype]) -> Any:
+    tensors = tensors_in(value)
+    if factor is not None:
+        tensors = [cast_tensor(each, torch.float32) * factor for each in tensors]
+    casts = [cast_tensor(*pair) for pair in zip(tensors, dtypes, strict=False)]
+    return with_tensors(value, casts)
 
 
 # A tracer leaves a region with hooks outside of its graphs, and the hooks with it.

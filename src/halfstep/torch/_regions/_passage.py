@@ -1,5 +1,6 @@
 """What goes on in a region between entering and leaving, for one call."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,11 +18,21 @@ from halfstep.torch._regions._strays import (
     strays,
     taken_back,
 )
-from halfstep.torch._regions._tree import cast, tensors_in
+from halfstep.torch._regions._tree import cast, cast_tensor, tensors_in, with_tensors
 from halfstep.torch._saved import leave_out
 
 if TYPE_CHECKING:
     from halfstep.torch._region import Region
+
+
+def _is_in(tensor: Tensor, tensors: Iterable[Tensor]) -> bool:
+    return any(tensor is each for each in tensors)
+
+
+def _matching(tensor: Tensor, ones: list[Tensor], others: list[Tensor]) -> Tensor:
+    """Returns what stands in the second list where the first one has the tensor, or itself."""
+    return next((other for one, other in zip(ones, others, strict=False) if one is tensor), tensor)
+
 
 # So many calls are looked at each, later ones ever more rarely.
 _FIRST_CALLS = 64
@@ -68,18 +79,36 @@ class Passage:
         self._changes.take_over_data()
         if self._call.hooks:
             kept = [place for place in kept if not is_outside(place[2], self._call)]
-        if not self._is_sound(tensors_in(output) + [tensor for *_, tensor in kept]):
+        results = [tensor for *_, tensor in kept] + self._new(tensors_in(output))
+        if not self._is_sound(results):
             return cast(output, self._region._output_dtype)
         return self._left(output, kept, self._changes.results())
 
+    def _new(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Returns those that have a gradient and are not, as they are, what had entered."""
+        return [each for each in tensors if each.requires_grad and not _is_in(each, self._outside)]
+
     def _left(self, output: Any, kept: list[Slot], changed: list[tuple[Tensor, Tensor]]) -> Any:
-        results = [tensor for *_, tensor in kept], [tensor for _, tensor in changed]
-        output, (values, written) = left((output, results), self._region._output_dtype)
-        for place, value in zip(kept, values, strict=True):
-            put(place, value)
-        for (tensor, _), value in zip(changed, written, strict=True):
+        """Lets everything out together, and puts it where the same tensor was inside."""
+        inside: list[Tensor] = []
+        for each in [*(place[2] for place in kept), *self._new(tensors_in(output))]:
+            if not _is_in(each, inside):
+                inside.append(each)
+        results = [tensor for _, tensor in changed]
+        outside = left(inside + results, self._region._output_dtype)
+        for place in kept:
+            put(place, _matching(place[2], inside, outside))
+        for (tensor, _), value in zip(changed, outside[len(inside) :], strict=True):
             rewrite(tensor, value)
-        return output
+        return self._with_outside(output, inside, outside)
+
+    def _with_outside(self, output: Any, inside: list[Tensor], outside: list[Tensor]) -> Any:
+        """Returns the output with what has left; what is a place too has it already."""
+        dtype, done = self._region._output_dtype, [*outside, *self._outside]
+        tensors = [_matching(each, inside, outside) for each in tensors_in(output)]
+        return with_tensors(
+            output, [each if _is_in(each, done) else cast_tensor(each, dtype) for each in tensors]
+        )
 
     def _is_sound(self, results: list[Tensor]) -> bool:
         """Looks whether gradients are scaled within the region and nowhere else."""

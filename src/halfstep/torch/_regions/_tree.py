@@ -77,6 +77,8 @@ def with_tensors(value: Any, tensors: Sequence[Tensor]) -> Any:
         >>> with_tensors({"a": torch.ones(1), "b": (torch.zeros(1), 3)}, [torch.ones(2)] * 2)
         {'a': tensor([1., 1.]), 'b': (tensor([1., 1.]), 3)}
     """
+    if all(new is old for new, old in zip(tensors, tensors_in(value), strict=True)):
+        return value
     return _rebuild(value, iter(tensors), [])
 
 
