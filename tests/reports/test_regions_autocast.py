@@ -371,9 +371,10 @@ def test_activations_and_casts_are_freed(policy):
     step()
     step()
     before = alive()
-    for _ in range(5):
+    for _ in range(20):
         step()
-    assert alive() == before
+    # The record of a skipped step may stay, but nothing of each step.
+    assert alive() < before + 20
 
 
 def test_a_gradient_cache_computes_chunks_again(policy):

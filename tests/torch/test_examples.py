@@ -14,6 +14,7 @@ WITHOUT = {
     "ScaleChange",
     "SkippedStepsWarning",
     "UnmatchedRuleWarning",
+    "UnusedRegionWarning",
     "custom_bwd",
 }
 
