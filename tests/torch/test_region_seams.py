@@ -574,6 +574,7 @@ compiled = pytest.mark.usefixtures("fresh")
 whole = pytest.mark.skipif(not SEES_ATTRIBUTES, reason="a region with a scale breaks the graph")
 
 
+@pytest.mark.skipif(not SEES_ATTRIBUTES, reason="a region that scales is around the graphs")
 @compiled
 @pytest.mark.parametrize("policy", [FLOAT32, "mixed_bfloat16"])
 def test_many_regions_are_all_compiled(policy):
@@ -605,6 +606,7 @@ def test_a_graph_of_any_batch_size(policy, tolerance):
     assert counter.frame_count == 1
 
 
+@pytest.mark.skipif(not SEES_ATTRIBUTES, reason="a region that scales is around the graphs")
 @compiled
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_a_compiled_model_that_reads_a_global_is_refused(fullgraph):
