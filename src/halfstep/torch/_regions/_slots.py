@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from halfstep.torch._regions._tree import is_object, rebuilt_tuple
+from halfstep.torch._regions._tree import is_number, is_object, rebuilt_tuple
 
 # A place that holds a tensor: a mapping and its key, or a list and its index; and the tensor.
 Slot: TypeAlias = tuple[Any, Any, Tensor]
@@ -54,7 +54,7 @@ def attributes(modules: list[nn.Module]) -> list[Slot]:
         kind = type(each), len(names)
         if kind not in _plain:
             others = [(name, names[name]) for name in names if name not in _OWN]
-            others = [(name, value) for name, value in others if not _is_number(value)]
+            others = [(name, value) for name, value in others if not is_number(value)]
             for name, value in others:
                 _look_at(names, name, value, found, [])
             _note_plain(kind, names, others)
@@ -73,17 +73,10 @@ def arguments(args: list[Any], kwargs: dict[str, Any]) -> list[Slot]:
 
 # What nn.Module keeps for itself in each instance.
 _OWN = frozenset(vars(nn.Module()))
-_NUMBERS = frozenset((int, float, bool, str, type(None), torch.Size))
 
 # Classes of PyTorch, with how many attributes, that hold only numbers, under names that the class
 # declares: what somebody else adds changes how many there are.
 _plain: set[tuple[type, int]] = set()
-
-
-def _is_number(value: Any) -> bool:
-    if type(value) in (list, tuple):
-        return all(type(each) in _NUMBERS for each in value)
-    return type(value) in _NUMBERS
 
 
 def _note_plain(kind: tuple[type, int], names: Iterable[str], others: list[Any]) -> None:
@@ -108,7 +101,7 @@ def _look_at(holder: Any, key: Any, value: Any, found: list[Slot], around: list[
         if value.requires_grad:
             found.append((holder, key, value))
         return
-    if _is_number(value) or len(around) == _DEPTH or any(each is value for each in around):
+    if is_number(value) or len(around) == _DEPTH or any(each is value for each in around):
         return
     inner = [*around, value]
     if isinstance(value, list):

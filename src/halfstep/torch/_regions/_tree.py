@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 # What holds no tensor, or none that is passed along.
 _KEPT = (int, float, str, bytes, type(None), type, torch.dtype, torch.device, torch.Generator)
+_NUMBERS = frozenset((int, float, bool, str, bytes, type(None), torch.Size))
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _CONTAINERS = (Mapping, list, tuple)
 
@@ -32,6 +33,8 @@ def tensors_in(value: Any) -> list[Tensor]:
 def _collect(value: Any, found: list[Tensor], seen: list[Any]) -> None:
     if isinstance(value, Tensor):
         found.append(value)
+    elif is_number(value):
+        return
     elif isinstance(value, _CONTAINERS):
         for _, child in _items(value):
             _collect(child, found, seen)
@@ -43,6 +46,20 @@ def _collect(value: Any, found: list[Tensor], seen: list[Any]) -> None:
 
 def _items(value: Any) -> Any:
     return value.items() if isinstance(value, Mapping) else enumerate(value)
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a number or text, or a container of such, which may be long.
+
+    Example:
+        >>> is_number([1, 2.0, "three"]), is_number([torch.ones(1)])
+        (True, False)
+    """
+    if type(value) in (list, tuple):
+        return all(type(each) in _NUMBERS for each in value)
+    if type(value) is dict:
+        return all(type(each) in _NUMBERS for each in value.values())
+    return type(value) in _NUMBERS
 
 
 def is_object(value: Any) -> bool:
@@ -85,6 +102,8 @@ def with_tensors(value: Any, tensors: Sequence[Tensor]) -> Any:
 def _rebuild(value: Any, tensors: Iterator[Tensor], done: list[tuple[Any, Any]]) -> Any:
     if isinstance(value, Tensor):
         return next(tensors)
+    if is_number(value):
+        return value
     if isinstance(value, _CONTAINERS):
         pairs = [(key, _rebuild(child, tensors, done)) for key, child in _items(value)]
         return next(make for kind, make in _MAKE if isinstance(value, kind))(value, pairs)
