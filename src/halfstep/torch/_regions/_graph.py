@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from halfstep.torch._regions import _call
 from halfstep.torch._regions._boundary import Inward, Outward, cross
 from halfstep.torch._regions._call import Call
 from halfstep.torch._regions._state import Cells
 from halfstep.torch._regions._strays import refuse_strays, strays
+from halfstep.torch._regions._tree import is_parameter
 from halfstep.torch._tracing import constant, forget_attempts, in_graph, is_tracing, when_abandoned
 
 # Parameters cross together, because each crossing costs a few microseconds, but not too many: their
@@ -49,22 +50,24 @@ def _groups(tensors: list[Tensor]) -> list[list[int]]:
     Parameters do. A result crosses alone, because what computed it must not be gone through for
     the sake of others; and so does what has hooks, which expect a gradient when they are called.
     """
-    alone = [[place] for place, each in enumerate(tensors) if _crosses_alone(each)]
+    alone: list[list[int]] = []
     groups: list[list[int]] = [[]]
     size = 0
     for place, each in enumerate(tensors):
-        if not _crosses_alone(each):
-            size += each.nbytes
-            if len(groups[-1]) == _MOST_TENSORS or size > _MOST_BYTES:
-                groups.append([])
-                size = each.nbytes
-            groups[-1].append(place)
+        if _crosses_alone(each):
+            alone.append([place])
+            continue
+        size += each.nbytes
+        if len(groups[-1]) == _MOST_TENSORS or size > _MOST_BYTES:
+            groups.append([])
+            size = each.nbytes
+        groups[-1].append(place)
     return [group for group in groups if group] + alone
 
 
 def _crosses_alone(tensor: Tensor) -> bool:
     hooked = tensor._backward_hooks or tensor._post_accumulate_grad_hooks
-    return bool(hooked) or not (tensor.is_leaf and isinstance(tensor, nn.Parameter))
+    return bool(hooked) or not (is_parameter(tensor) and tensor.is_leaf)
 
 
 @in_graph

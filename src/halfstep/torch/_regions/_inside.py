@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from halfstep.errors import UsageError
 from halfstep.torch._private import in_transform, preserved_version
+from halfstep.torch._regions._tree import is_parameter
 
 
 def resemble(inside: Sequence[Tensor], outside: Sequence[Tensor]) -> None:
@@ -13,7 +14,7 @@ def resemble(inside: Sequence[Tensor], outside: Sequence[Tensor]) -> None:
     for new, old in zip(inside, outside, strict=True):
         if vars(old):
             vars(new).update(vars(old))
-        if isinstance(old, nn.Parameter):
+        if is_parameter(old):
             # What `isinstance(..., nn.Parameter)` asks for.
             new._is_param = True
 

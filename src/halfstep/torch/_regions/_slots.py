@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from halfstep.torch._regions._tree import is_number, is_object, rebuilt_tuple
+from halfstep.torch._regions._tree import is_number, is_object, is_parameter, rebuilt_tuple
 
 # A place that holds a tensor: a mapping and its key, or a list and its index; and the tensor.
 Slot: TypeAlias = tuple[Any, Any, Tensor]
@@ -156,7 +156,7 @@ def distinct(places: list[Slot]) -> tuple[list[Tensor], list[int]]:
     known: dict[int, int] = {}
     for _, _, tensor in places:
         index = len(tensors)
-        if isinstance(tensor, nn.Parameter):
+        if is_parameter(tensor):
             # Only of parameters, because a graph would be guarded by the numbers of others.
             index = known.setdefault(id(tensor), index)
         if index == len(tensors):

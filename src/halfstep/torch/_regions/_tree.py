@@ -62,6 +62,11 @@ def is_number(value: Any) -> bool:
     return type(value) in _NUMBERS
 
 
+def is_parameter(tensor: Tensor) -> bool:
+    """Returns whether a tensor is a parameter; asking for the type first is many times as fast."""
+    return type(tensor) is nn.Parameter or isinstance(tensor, nn.Parameter)
+
+
 def is_object(value: Any) -> bool:
     """Returns whether the attributes of a value may be tensors that are passed along."""
     if isinstance(value, (*_KEPT, nn.Module)) or callable(value):
