@@ -16,7 +16,7 @@ from halfstep.errors import UsageError
 from halfstep.torch._engine import _state
 from halfstep.torch._patches import replace
 from halfstep.torch._region import Region, prepare
-from halfstep.torch._regions._attach import checked_policy
+from halfstep.torch._regions._attach import checked_policy, uncompiled
 from halfstep.torch._regions._forward import Forward
 from halfstep.torch._regions._guard import Guard, guard
 from halfstep.torch._regions._strays import HALF
@@ -56,7 +56,7 @@ class _Everywhere:
         """Makes a module that is called from outside of any region a region."""
         if _state.entered() or isinstance(module, torch.jit.ScriptModule):
             return
-        module = module.__dict__.get("_modules", {}).get("_orig_mod", module)
+        module = uncompiled(module)
         if _is_region(module) or module in self._left_alone or not _is_fit(module):
             return
         with _lock:

@@ -11,12 +11,11 @@ import torch
 
 from halfstep.torch._engine import _state
 from halfstep.torch._patches import Undo, replace
-from halfstep.torch._private import backward_pass
+from halfstep.torch._private import in_backward
 from halfstep.torch._saved import saved_bytes
 from halfstep.torch._watch import watch
 
 _FAST_FLOAT16 = (7, 0)  # the first CUDA devices with tensor cores
-_NO_PASS = -1
 _HOOKS: Any = torch._C._autograd
 # Whose hooks for saved tensors may be put inside of ours without hiding what is to be counted.
 _COUNTED_ANYWAY = ("halfstep.", "torch.utils.checkpoint")
@@ -31,7 +30,7 @@ class Saved:
 
     def may_end(self) -> bool:
         """Returns whether the count can end here without ending the script's own hooks."""
-        return backward_pass() == _NO_PASS and _innermost_hooks() is self.hooks
+        return not in_backward() and _innermost_hooks() is self.hooks
 
 
 class Probe:
@@ -110,7 +109,7 @@ class Probe:
         Not within a backward pass, which ends all that began in it, nor within hooks of the
         script's own, which it would end in the wrong order.
         """
-        return backward_pass() == _NO_PASS and _innermost_hooks() is None
+        return not in_backward() and _innermost_hooks() is None
 
     @contextlib.contextmanager
     def saved_bytes(self) -> Iterator[Saved]:
@@ -125,7 +124,7 @@ class Probe:
         def make_way(disable: Callable[[str], None], message: str) -> None:
             if _innermost_hooks() is result.hooks:
                 result.given_up = True
-                if backward_pass() != _NO_PASS:
+                if in_backward():
                     _HOOKS._pop_saved_tensors_default_hooks()  # until this pass ends
                 elif threading.get_ident() == thread:
                     counting.close()

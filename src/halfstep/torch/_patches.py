@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
+from halfstep.torch._private import never_compile
 
 Undo = Callable[[], None]
 
@@ -34,7 +34,7 @@ def replace(owner: Any, name: str, around: Callable[..., Any]) -> Undo:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return around(original, *args, **kwargs) if active else original(*args, **kwargs)
 
-    compile_only_callees(wrapper)
+    never_compile(wrapper, callees=True)
 
     def undo() -> None:
         nonlocal active
@@ -44,13 +44,6 @@ def replace(owner: Any, name: str, around: Callable[..., Any]) -> Undo:
 
     setattr(owner, name, wrapper)
     return undo
-
-
-def compile_only_callees(function: Callable[..., Any]) -> None:
-    """Lets `torch.compile` treat what a function calls as if that were called directly."""
-    frames = torch._C._dynamo.eval_frame
-    strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
-    frames.set_code_exec_strategy(function.__code__, strategy)
 
 
 class Shared:

@@ -126,6 +126,19 @@ def never_compile(function: Any, *, callees: bool = False) -> None:
     frames.set_code_exec_strategy(function.__code__, strategy)
 
 
+def break_graphs(function: Any, *, callees: bool = False, reason: str | None = None) -> None:
+    """Makes `torch.compile` break its graph where a function is called, and not compile it.
+
+    Args:
+        function: The function.
+        callees: Whether what it calls may be compiled.
+        reason: What somebody who asked for a graph without breaks is told.
+    """
+    never_compile(function, callees=callees)
+    function._torchdynamo_disable = True
+    function._torchdynamo_disable_msg = reason
+
+
 # Lets a tensor be written to without those who have saved it taking notice.
 preserved_version = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
@@ -176,6 +189,11 @@ def _open_key() -> torch.library.Library:
 def backward_pass() -> int:
     """Returns the number of the backward pass that this thread works on, -1 for none."""
     return torch._C._current_graph_task_id()
+
+
+def in_backward() -> bool:
+    """Returns whether this thread works on a backward pass."""
+    return backward_pass() != -1
 
 
 def accumulates(leaf: Any) -> bool:

@@ -17,14 +17,12 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from halfstep.core import emit, subscribe
 from halfstep.torch._outermost import ends_outermost, note_steps
-from halfstep.torch._patches import Shared, Undo, compile_only_callees, replace
-from halfstep.torch._private import never_compile
+from halfstep.torch._patches import Shared, Undo, replace
+from halfstep.torch._private import break_graphs, in_backward, never_compile
 from halfstep.torch._scaling._steps import StepRecord
 from halfstep.torch._telling import is_telling
 
 _SCALER = torch.amp.GradScaler
-_GRAPH_TASK = torch._C._current_graph_task_id
-_NO_TASK = -1
 FOUND = "torch.amp.GradScaler found inf or NaN in the gradients"
 
 
@@ -89,7 +87,7 @@ def _backward(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
 
 def _tell_backward(tensors: Any) -> None:
     # Within a backward pass it is a checkpoint that computes its part again.
-    if _GRAPH_TASK() != _NO_TASK or _is_capturing():
+    if in_backward() or _is_capturing():
         return
     emit("backward")
     for root in _tensors(tensors):
@@ -188,9 +186,9 @@ def _is_capturing() -> bool:
 
 
 _CALLEES_ONLY: tuple[Callable[..., Any], ...] = (_backward, _scale, _step, _update)
-_NEVER: tuple[Callable[..., Any], ...] = (_tell_backward, _tell_scale, _after_step, _tell_step)
+_NEVER: tuple[Callable[..., Any], ...] = (_tell_backward, _tell_scale, _after_step)
 for _function in _CALLEES_ONLY:
-    compile_only_callees(_function)
+    never_compile(_function, callees=True)
 for _function in _NEVER:
     never_compile(_function)
-_tell_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+break_graphs(_tell_step)

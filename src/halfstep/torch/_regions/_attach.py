@@ -42,8 +42,13 @@ def checked_module(model: Any) -> nn.Module:
             "prepare needs a module whose forward is Python, got a torch.jit.ScriptModule. Prepare "
             "the model that it was made from."
         )
-    inner = model.__dict__.get("_modules", {}).get("_orig_mod")
-    return model if inner is None else checked_module(inner)
+    inner = uncompiled(model)
+    return model if inner is model else checked_module(inner)
+
+
+def uncompiled(module: nn.Module) -> Any:
+    """Returns the module that `torch.compile` wrapped in this one, or this one."""
+    return module.__dict__.get("_modules", {}).get("_orig_mod", module)
 
 
 def checked_optimizers(optimizer: Any, module: nn.Module) -> list[Optimizer]:

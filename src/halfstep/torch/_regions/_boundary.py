@@ -24,8 +24,6 @@ Tensors = tuple[Tensor | None, ...]
 class Inward(Function):
     """Carries tensors into the region, times a factor; their gradients come out of it."""
 
-    generate_vmap_rule = False
-
     @staticmethod
     def forward(call: Call, factor: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
         return scaled(tensors, factor)
@@ -51,8 +49,6 @@ class Inward(Function):
 
 class Outward(Function):
     """Carries tensors out of the region, times a factor; their gradients go into it."""
-
-    generate_vmap_rule = False
 
     @staticmethod
     def forward(call: Call, factor: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:

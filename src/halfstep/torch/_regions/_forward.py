@@ -11,7 +11,12 @@ import torch
 from torch import nn
 
 from halfstep.torch._autocast import Inside, Settings
-from halfstep.torch._private import never_compile, set_frame_compiler, with_own_code
+from halfstep.torch._private import (
+    break_graphs,
+    never_compile,
+    set_frame_compiler,
+    with_own_code,
+)
 from halfstep.torch._regions import _graph
 from halfstep.torch._regions._hooks import casting_hooks, crossing_hooks
 from halfstep.torch._regions._passage import Passage
@@ -182,9 +187,9 @@ def _run_compiled(compiler: Any, forward: Callable[..., Any], *args: Any, **kwar
 # What is compiled is the copy of `_called` that each region has: of one function with one code, a
 # compiler keeps only a few graphs.
 never_compile(Forward.__call__, callees=True)
-never_compile(_around_graphs, callees=True)
-_around_graphs._torchdynamo_disable = True  # type: ignore[attr-defined]
-_around_graphs._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
-    "the region is compiled around its graphs, because its forward breaks the graph, has hooks on "
-    "modules inside, or PyTorch is older than 2.13. Leave out fullgraph=True"
+break_graphs(
+    _around_graphs,
+    callees=True,
+    reason="the region is compiled around its graphs, because its forward breaks the graph, has "
+    "hooks on modules inside, or PyTorch is older than 2.13. Leave out fullgraph=True",
 )

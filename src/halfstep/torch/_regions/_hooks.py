@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from halfstep.torch._private import never_compile
+from halfstep.torch._private import break_graphs
 from halfstep.torch._regions import _call
 from halfstep.torch._regions._call import Call
 from halfstep.torch._regions._crossing import entered, left
@@ -125,8 +125,7 @@ def _times(value: Any, factor: Tensor | None, dtypes: list[torch.dtype]) -> Any:
 # A tracer leaves a region with hooks outside of its graphs, and the hooks with it.
 _HOOKS: tuple[Any, ...] = (_forward, _backward)
 for _function in _HOOKS:
-    never_compile(_function)
-    _function._torchdynamo_disable = True
+    break_graphs(_function)
 
 
 def _versions(value: Any) -> list[int]:

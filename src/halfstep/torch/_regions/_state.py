@@ -57,11 +57,13 @@ def fresh(state: ScaleState, device: torch.device) -> Cells:
 
 
 def settled(cells: Cells, rule: LossScale) -> Settled:
-    """Returns the state after the pass that ended; reads the device.
+    """Returns the state after the pass that ended; reads the device."""
+    return _after(numbers(cells), rule)
 
-    A gradient that was not finite when it entered says nothing about the scale.
-    """
-    scale, steps, overflows, proof, found, foreign, _ = numbers(cells)
+
+def _after(ended: list[float], rule: LossScale) -> Settled:
+    # A gradient that was not finite when it entered says nothing about the scale.
+    scale, steps, overflows, proof, found, foreign, _ = ended
     finite = found <= foreign
     if finite or proof >= PROVEN:
         after = rule.next(ScaleState(scale, int(steps), int(overflows)), finite=finite)
@@ -88,7 +90,8 @@ def settled_on_device(cells: Cells, rule: LossScale) -> tuple[Tensor, ...]:
 def begin_pass(cells: Cells, rule: LossScale, size: float) -> None:
     """Counts the pass that ended, and begins one; in Python, where a number costs less."""
     if rule.kind == "dynamic":
-        for cell, before, after in zip(cells, numbers(cells), settled(cells, rule), strict=False):
+        ended = numbers(cells)
+        for cell, before, after in zip(cells, ended, _after(ended, rule), strict=False):
             if before != after:
                 cell.fill_(after)
     if cells.found.item():

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from halfstep.core import ScaleState, emit, listening
 from halfstep.errors import NonFiniteError
-from halfstep.torch._private import never_compile
+from halfstep.torch._private import break_graphs
 from halfstep.torch._scaling._closure import (
     Evaluation,
     NonFiniteEvaluationError,
@@ -47,8 +47,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 def _not_compiled(method: Method) -> Method:
     """Makes `torch.compile` break its graph here: what a scaler looks at is not in graphs."""
-    never_compile(method)
-    method._torchdynamo_disable = True  # type: ignore[attr-defined]
+    break_graphs(method)
     return method
 
 
