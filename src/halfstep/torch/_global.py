@@ -17,7 +17,7 @@ from halfstep.torch._engine import _state
 from halfstep.torch._patches import replace
 from halfstep.torch._region import Region, prepare
 from halfstep.torch._regions._attach import checked_policy, uncompiled
-from halfstep.torch._regions._forward import Forward
+from halfstep.torch._regions._forward import forward_of
 from halfstep.torch._regions._guard import Guard, guard
 from halfstep.torch._regions._strays import HALF
 
@@ -57,10 +57,10 @@ class _Everywhere:
         if _state.entered() or isinstance(module, torch.jit.ScriptModule):
             return
         module = uncompiled(module)
-        if _is_region(module) or module in self._left_alone or not _is_fit(module):
+        if forward_of(module) or module in self._left_alone or not _is_fit(module):
             return
         with _lock:
-            if _is_region(module):  # made so by another thread meanwhile
+            if forward_of(module):  # made so by another thread meanwhile
                 return
             region = prepare(module, policy=self.policy)
             self._adopt(region)
@@ -184,10 +184,6 @@ def global_policy() -> Policy:
         'float32'
     """
     return _FLOAT32 if _everywhere is None else _everywhere.policy
-
-
-def _is_region(module: nn.Module) -> bool:
-    return isinstance(module.__dict__.get("forward"), Forward)
 
 
 def _before(do: Callable[[Any], None]) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from halfstep.torch._regions._attach import (
     checked_optimizers,
     checked_policy,
 )
-from halfstep.torch._regions._forward import Forward, device_of
+from halfstep.torch._regions._forward import Forward, device_of, forward_of
 from halfstep.torch._regions._graph import Capture
 from halfstep.torch._regions._guard import guard
 from halfstep.torch._regions._state import Cells, fresh, overflowed, settled
@@ -127,8 +127,8 @@ class Region:
     def remove(self) -> None:
         """Makes the model and its optimizers what they were before `prepare`."""
         module = self._module()
-        forward = None if module is None else module.__dict__.get("forward")
-        if module is not None and isinstance(forward, Forward) and forward.region is self:
+        forward = None if module is None else forward_of(module)
+        if module is not None and forward is not None and forward.region is self:
             del module.forward
             if forward.original is not None:
                 module.forward = forward.original
@@ -142,9 +142,6 @@ class Region:
         module = self._module()
         name = "a model that is gone" if module is None else type(module).__name__
         return f"Region({name}, policy={str(self._policy)!r})"
-
-    def _install(self, module: nn.Module) -> None:
-        module.forward = Forward(self, module, module.__dict__.get("forward"))
 
     def _copied(self, module: nn.Module) -> "Region":
         """Returns a region of a copy of the module, with the same state and no optimizer."""
@@ -254,11 +251,11 @@ def prepare(
         3 steps, 0 skipped, 0 of them in a row up to now
     """
     module = checked_module(model)
-    before = module.__dict__.get("forward")
-    if isinstance(before, Forward) and before.region._automatic:
+    before = forward_of(module)
+    if before is not None and before.region._automatic:
         # Nobody asked for that one in particular.
         before.region.remove()
-    elif isinstance(before, Forward):
+    elif before is not None:
         raise UsageError(
             f"prepare needs a model that is not prepared yet, got {type(module).__name__}, which "
             "is. Call remove() on what prepare returned first, or attach() to add an optimizer."
@@ -267,7 +264,7 @@ def prepare(
     optimizers = checked_optimizers(optimizer, module)
     chosen = checked_policy(policy)
     region = Region(module, chosen, fresh(chosen.scale.init(), device_of(module)))
-    region._install(module)
+    module.forward = Forward(region, module, module.__dict__.get("forward"))
     if listening():
         emit("region", policy=str(chosen))
     if optimizers:

@@ -159,6 +159,12 @@ def _is_exporting() -> bool:
     return torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
+def forward_of(module: nn.Module) -> Forward | None:
+    """Returns the forward of a module that is a region, None for any other module."""
+    found = module.__dict__.get("forward")
+    return found if isinstance(found, Forward) else None
+
+
 def device_of(module: nn.Module) -> torch.device:
     """Returns the device of a module: that of its first parameter."""
     for parameter in module.parameters():
