@@ -19,6 +19,7 @@ from halfstep.torch._regions._attach import (
     checked_optimizers,
     checked_policy,
 )
+from halfstep.torch._regions._clip import Clipping
 from halfstep.torch._regions._forward import Forward, device_of, forward_of
 from halfstep.torch._regions._graph import Capture
 from halfstep.torch._regions._guard import guard
@@ -34,7 +35,7 @@ class UnusedRegionWarning(UserWarning):
     """An optimizer trains a model that was prepared but never called."""
 
 
-class Region:
+class Region(Clipping):
     """A model inside which operations run in low precision; `prepare` returns it.
 
     Example:
@@ -119,7 +120,7 @@ class Region:
         """
         before = self.scale
         _checkpoint.load(self._cells, state_dict)
-        for optimizer in filter(None, (ref() for ref in self._optimizers)):
+        for optimizer in self._attached():
             guard(optimizer).join(self)
         self._known_scale = self.scale
         self._history.changed(before, self._known_scale, "load_state_dict()")
@@ -132,11 +133,13 @@ class Region:
             del module.forward
             if forward.original is not None:
                 module.forward = forward.original
-        for optimizer in filter(None, (ref() for ref in self._optimizers)):
-            found = guard(optimizer)
-            found.part(self)
-            found.release()
+        found = [(guard(optimizer), optimizer) for optimizer in self._attached()]
         self._optimizers.clear()
+        for each, _ in found:
+            each.part(self)
+            each.release()
+        for each, optimizer in found:
+            each.clips.forget(optimizer)
 
     def __repr__(self) -> str:
         module = self._module()
