@@ -63,7 +63,7 @@ class Clipping:
         limit = checked_max_norm(max_norm, _NAME)
         optimizers = list({id(each): each for each in self._attached()}.values())
         for optimizer in optimizers:
-            guard(optimizer).clips.replaced(optimizer)
+            guard(optimizer).clips.make_way(self, optimizer)
         gradients = self._gradients()
         norm = finite_norm_of(gradients, float(norm_type))
         if error_if_nonfinite:

@@ -57,19 +57,21 @@ class Clips:
 
     def forget(self, optimizer: Optimizer) -> None:
         """Forgets it, and does at once what was put off."""
-        for clip in self._of.values():
-            if clip.by is not None:
-                _refuse_changed(clip, gradients_of(optimizer))
-                multiply(clip.gradients, clip.by.reciprocal())
+        put_off = [clip for clip in self._of.values() if clip.by is not None]
         self.drop()
+        for clip in put_off:
+            _refuse_changed(clip, gradients_of(optimizer))
+            if clip.by is not None:
+                multiply(clip.gradients, clip.by.reciprocal())
 
-    def replaced(self, optimizer: Optimizer) -> None:
-        """Does at once what was put off, unless all of those gradients are gone."""
+    def make_way(self, region: object, optimizer: Optimizer) -> None:
+        """Forgets what a region is about to find out anew, and what was put off if it is gone."""
         now = {id(each) for each in gradients_of(optimizer)}
-        for region, clip in list(self._of.items()):
-            if now.isdisjoint(clip.seen[0]):
-                del self._of[region]
-        self.forget(optimizer)
+        for other, clip in list(self._of.items()):
+            if other is region and (clip.by is None or now.isdisjoint(clip.seen[0])):
+                del self._of[other]
+        if any(clip.by is not None for clip in self._of.values()):
+            self.forget(optimizer)
 
     @contextlib.contextmanager
     def step(self, optimizer: Optimizer, gradients: list[Tensor]) -> Iterator[Tensor | None]:
