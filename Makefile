@@ -47,6 +47,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/saved.py
 	$(BIN)/python benchmarks/region.py
+	$(BIN)/python benchmarks/step.py
 
 clean:
 	rm -rf $(VENV) site build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
