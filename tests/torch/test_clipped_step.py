@@ -127,7 +127,9 @@ def test_gradients_are_read_once_and_multiplied_at_most_once(kind, max_norm):
         loop.scaler.step(loop.optimizer, max_norm=max_norm)
     norm_of.assert_called_once()
     written = [gradient._version for gradient in loop.gradients]
-    assert written == [each + (not kind.endswith("fused")) for each in versions]
+    # Adagrad's kernel does not divide in every PyTorch.
+    divides = getattr(loop.optimizer, "_step_supports_amp_scaling", False)
+    assert written == [each + (not divides) for each in versions]
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw-fused"])
