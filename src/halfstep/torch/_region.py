@@ -5,21 +5,28 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import TensorWeakRef
 
 from halfstep.core import Policy, ScaleState, emit, listening
 from halfstep.errors import NonFiniteError, UsageError
 from halfstep.torch._autocast import settings_of
 from halfstep.torch._dtypes import compute_dtype
+from halfstep.torch._master import attach_masters, make_half
+from halfstep.torch._masters._convert import splittable, to_float32
+from halfstep.torch._masters._kept import kept_tensors
+from halfstep.torch._masters._settings import MasterSettings
 from halfstep.torch._private import SEES_ATTRIBUTES
 from halfstep.torch._regions import _checkpoint
 from halfstep.torch._regions._attach import (
+    checked_masters,
     checked_module,
     checked_optimizers,
     checked_policy,
 )
-from halfstep.torch._regions._forward import Forward, device_of, forward_of
+from halfstep.torch._regions._forward import Forward, device_of, forward_of, own_modules
 from halfstep.torch._regions._graph import Capture
 from halfstep.torch._regions._guard import guard
 from halfstep.torch._regions._state import Cells, fresh, overflowed, settled
@@ -61,6 +68,9 @@ class Region:
         self._known_scale = policy.scale.init_scale
         self._calls = 0
         self._used = False
+        # How masters are kept, None where parameters stay in float32, and which were made half.
+        self._masters: MasterSettings | None = None
+        self._made_half: list[TensorWeakRef] = []
         # Whether a global policy made it.
         self._automatic = False
         self._leaves = Leaves()
@@ -104,6 +114,8 @@ class Region:
         if module is None:
             raise UsageError("attach() needs the model of the region, which is gone. Prepare anew.")
         for each in checked_optimizers(optimizer, module):
+            if self._masters is not None:
+                attach_masters(each, self._masters)
             guard(each).join(self)
             self._optimizers.append(weakref.ref(each))
 
@@ -125,7 +137,10 @@ class Region:
         self._history.changed(before, self._known_scale, "load_state_dict()")
 
     def remove(self) -> None:
-        """Makes the model and its optimizers what they were before `prepare`."""
+        """Makes the model and its optimizers what they were before `prepare`.
+
+        Parameters that were made half-precision ones are float32 again, with all of their bits.
+        """
         module = self._module()
         forward = None if module is None else forward_of(module)
         if module is not None and forward is not None and forward.region is self:
@@ -136,12 +151,25 @@ class Region:
             found = guard(optimizer)
             found.part(self)
             found.release()
+        for ref in self._made_half:
+            parameter = ref()
+            if parameter is not None:
+                to_float32(parameter)
+        for optimizer in filter(None, (ref() for ref in self._optimizers)):
+            if self._masters is not None and not kept_tensors(optimizer):
+                guard(optimizer).feeds(None)
         self._optimizers.clear()
 
     def __repr__(self) -> str:
         module = self._module()
         name = "a model that is gone" if module is None else type(module).__name__
         return f"Region({name}, policy={str(self._policy)!r})"
+
+    def _keep_masters(self, parameters: list[Tensor], settings: MasterSettings) -> None:
+        self._masters = settings
+        wide = [each for each in parameters if each.dtype is torch.float32]
+        self._made_half = [TensorWeakRef(each) for each in wide]
+        make_half(parameters, settings)
 
     def _copied(self, module: nn.Module) -> "Region":
         """Returns a region of a copy of the module, with the same state and no optimizer."""
@@ -214,6 +242,10 @@ def prepare(
     model: nn.Module,
     optimizer: Optimizer | Iterable[Optimizer] | None = None,
     policy: Policy | str = "mixed_float16",
+    *,
+    masters: str = "cast",
+    grad_dtype: str | None = None,
+    bucket_bytes: int | None = None,
 ) -> Region:
     """Makes a model train in mixed precision, in place; the training loop stays as it is.
 
@@ -228,6 +260,11 @@ def prepare(
         optimizer: One or several optimizers that train it. They then skip a step whose gradients
             are not finite, and leave parameters, state and step counts as they were.
         policy: The policy, or its text.
+        masters: Where float32 masters are. `cast`: parameters stay in float32, and are cast where
+            they are used. `split`: parameters become the policy's `param_dtype`, bfloat16 where it
+            is float32, and the bits that they lack are kept beside the optimizer, exactly.
+        grad_dtype: With `split`, what gradients are kept in; see `keep_masters`.
+        bucket_bytes: With `split`, how much float32 there may be in a step; see `keep_masters`.
 
     Returns:
         What tells about scale and steps, is saved with a checkpoint, and undoes it all.
@@ -260,10 +297,15 @@ def prepare(
             f"prepare needs a model that is not prepared yet, got {type(module).__name__}, which "
             "is. Call remove() on what prepare returned first, or attach() to add an optimizer."
         )
-    refuse_half(module)
     optimizers = checked_optimizers(optimizer, module)
     chosen = checked_policy(policy)
+    settings = checked_masters(masters, chosen, grad_dtype, bucket_bytes)
+    parameters = [] if settings is None else splittable(own_modules(module))
+    if settings is None:
+        refuse_half(module)
     region = Region(module, chosen, fresh(chosen.scale.init(), device_of(module)))
+    if settings is not None:
+        region._keep_masters(parameters, settings)
     module.forward = Forward(region, module, module.__dict__.get("forward"))
     if listening():
         emit("region", policy=str(chosen))

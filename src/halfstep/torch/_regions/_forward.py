@@ -165,6 +165,18 @@ def forward_of(module: nn.Module) -> Forward | None:
     return found if isinstance(found, Forward) else None
 
 
+def own_modules(module: nn.Module) -> list[nn.Module]:
+    """Returns the modules that are in the region of a module, without regions of their own."""
+    found = {module: None}
+    waiting = [module]
+    while waiting:
+        for child in waiting.pop().children():
+            if child not in found and forward_of(child) is None:
+                found[child] = None
+                waiting.append(child)
+    return list(found)
+
+
 def device_of(module: nn.Module) -> torch.device:
     """Returns the device of a module: that of its first parameter."""
     for parameter in module.parameters():

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from halfstep.core import emit, listening
+from halfstep.torch._masters._kept import kept_tensors
+from halfstep.torch._masters._step import Feeding
 from halfstep.torch._regions._state import faults
 from halfstep.torch._scaling._closure import (
     NonFiniteEvaluationError,
@@ -62,6 +64,8 @@ class Guard:
         self._faults: weakref.WeakKeyDictionary[Region, Any] = weakref.WeakKeyDictionary()
         # Whoever wants the guard without a region, asked before each step for regions to join.
         self.keeper: Callable[[Guard, Optimizer], None] | None = None
+        # How the optimizer is fed with masters, None for not at all.
+        self._feeding: Feeding | None = None
         # Of steps that no region tells about.
         self._history = History()
         self._unseen = 0
@@ -83,10 +87,20 @@ class Guard:
         """Forgets a region."""
         self._faults.pop(region, None)
 
+    def feeds(self, feeding: Feeding | None) -> None:
+        """Feeds the optimizer with masters from now on, or no longer."""
+        optimizer = self.optimizer()
+        if optimizer is not None and self._feeding is not None:
+            self._feeding.end(optimizer)
+        self._feeding = feeding
+        if optimizer is not None and feeding is not None:
+            feeding.begin(optimizer)
+        self.release()
+
     def release(self) -> None:
         """Gives the optimizer its own `step` back, if no region and nobody else needs the guard."""
         optimizer = self.optimizer()
-        if self.keeper or self._faults or optimizer is None:
+        if self.keeper or self._faults or self._feeding or optimizer is None:
             return
         _guards.pop(id(optimizer), None)
         for name, put in self._put.items():
@@ -100,7 +114,7 @@ class Guard:
         optimizer = self._alive("step")
         # A scaler has looked already: ours says so, PyTorch's hands over what it found.
         looked = is_telling() or hasattr(optimizer, "found_inf")
-        if looked or not (self._faults or self.keeper):
+        if looked or not (self._faults or self.keeper or self._feeding):
             return self._run("step", optimizer, args, kwargs)
         with telling():
             if closure_of(args, kwargs) is not None:
@@ -129,6 +143,8 @@ class Guard:
     def _run(self, name: str, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Calls what the optimizer has behind the guard."""
         own = self._own[name]
+        if name == "step" and self._feeding is not None:
+            return self._feeding.step(optimizer, own, args, kwargs)
         if own is not None:
             return own(*args, **kwargs)
         return getattr(type(optimizer), name)(optimizer, *args, **kwargs)
@@ -185,7 +201,7 @@ class Guard:
         evaluation = self._checked(optimizer, closure_of(args, kwargs))
         args, kwargs = with_closure(args, kwargs, evaluation)
         for _ in range(_ATTEMPTS):
-            snapshot = Snapshot(optimizer)
+            snapshot = Snapshot(optimizer, kept_tensors(optimizer))
             try:
                 result = self._run("step", optimizer, args, kwargs)
             except NonFiniteEvaluationError:
