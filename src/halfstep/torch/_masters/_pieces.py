@@ -85,3 +85,8 @@ def packed(pieces: Iterable[Piece], limit: int) -> list[list[Piece]]:
         buckets[-1].append(piece)
         free -= piece.size
     return buckets
+
+
+def size_of(pieces: Iterable[Piece]) -> int:
+    """Returns how many numbers pieces have together."""
+    return sum(piece.size for piece in pieces)

@@ -19,9 +19,16 @@ def is_laid_out(value: Any, parameter: Tensor) -> bool:
 
 
 def may_be_cut(parameter: Tensor, state: Any) -> bool:
-    """Returns whether a parameter can be stepped in pieces, with the state that it has."""
+    """Returns whether a parameter can be stepped in pieces, with the state that it has.
+
+    State that is yet to be made has to be made of all of it.
+    """
     gradient = parameter.grad
-    if gradient is None or not (is_dense(parameter) and is_laid_out(gradient, parameter)):
+    if (
+        not state
+        or gradient is None
+        or not (is_dense(parameter) and is_laid_out(gradient, parameter))
+    ):
         return False
     tensors = [value for value in state.values() if isinstance(value, Tensor) and value.dim()]
     return all(type(each) is Tensor and is_laid_out(each, parameter) for each in tensors)

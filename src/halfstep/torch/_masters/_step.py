@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from halfstep.torch._masters._kept import HALF, kept_or_new
-from halfstep.torch._masters._pieces import Piece, cut, packed
+from halfstep.torch._masters._pieces import Piece, cut, packed, size_of
 from halfstep.torch._masters._saving import save_with_state
 from halfstep.torch._masters._state import may_be_cut, widen_state
 from halfstep.torch._masters._stream import Stream, is_fused, written
-from halfstep.torch._masters._swap import Scratch, Swap
+from halfstep.torch._masters._swap import Scratches, Swap
 from halfstep.torch._scaling._closure import closure_of, with_closure, without_closure
 from halfstep.torch._scaling._gradients import parameters_of
 from halfstep.torch._scaling._optimizers import PerOptimizer
@@ -145,31 +145,26 @@ def _step_in_buckets(
 ) -> Any:
     loss, args, kwargs = _evaluated(args, kwargs)
     half = halves(optimizer)
-    numbers = (limit or DEFAULT) // _BYTES
+    numbers = _block(half, limit)
     pieces = [piece for each in half for piece in _pieces(optimizer, each, numbers)]
+    buckets = packed(pieces, numbers)
+    scratches = Scratches(2 * max((size_of(each) for each in buckets), default=0))
+    for bucket in buckets:
+        with Swap(optimizer, bucket, (), scratches):
+            plain(optimizer, *args, **kwargs)
     known = {id(each) for each in half}
     others = [each for each in parameters_of(optimizer) if id(each) not in known]
-    for bucket in packed(pieces, numbers):
-        with Swap(optimizer, bucket, (), _scratch(bucket)):
-            plain(optimizer, *args, **kwargs)
     if any(each.grad is not None for each in others):
-        with Swap(optimizer, (), others, _scratch(())):
+        with Swap(optimizer, (), others, scratches):
             plain(optimizer, *args, **kwargs)
     return loss
 
 
 def _pieces(optimizer: Optimizer, parameter: Tensor, numbers: int) -> list[Piece]:
-    state = optimizer.state.get(parameter)
     by_number = written(type(optimizer)) in _OF_NUMBERS
-    if by_number and state and may_be_cut(parameter, state):
+    if by_number and may_be_cut(parameter, optimizer.state.get(parameter)):
         return cut(parameter, numbers)
     return [Piece(parameter)]
-
-
-def _scratch(pieces: Any) -> Scratch:
-    size = sum(piece.size for piece in pieces)
-    device = pieces[0].parameter.device if pieces else torch.device("cpu")
-    return Scratch(2 * size, device)
 
 
 def _step_whole(optimizer: Optimizer, *args: Any, plain: Run, limit: Any, **kwargs: Any) -> Any:
@@ -182,7 +177,7 @@ def _step_together(optimizer: Optimizer, run: Run, args: Any, kwargs: Any) -> An
     known = {id(each) for each in half}
     others = [each for each in parameters_of(optimizer) if id(each) not in known]
     pieces = [Piece(each) for each in half]
-    with Swap(optimizer, pieces, others, _scratch(pieces)) as swap:
+    with Swap(optimizer, pieces, others, Scratches(2 * size_of(pieces))) as swap:
         closure = closure_of(args, kwargs)
         if closure is not None:
             args, kwargs = with_closure(args, kwargs, _showing(swap, closure))

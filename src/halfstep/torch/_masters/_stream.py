@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from halfstep.torch._masters._kept import kept_or_new, write
 from halfstep.torch._masters._pieces import Piece, cut, packed
 from halfstep.torch._masters._state import is_laid_out
-from halfstep.torch._masters._swap import Scratch
+from halfstep.torch._masters._swap import Scratches
 
 _ATEN = torch.ops.aten
 KERNELS = {
@@ -106,10 +106,10 @@ class Stream(TorchDispatchMode):
                 pieces += self._cut(parameter, column[2:])
         if not pieces:
             return
-        scratch = Scratch(2 * self._limit, pieces[0].parameter.device)
+        scratches = Scratches(2 * self._limit)
         for block in packed(pieces, self._limit):
-            scratch.clear()
-            rows = [_row(piece, values[id(piece.parameter)], scratch) for piece in block]
+            scratches.clear()
+            rows = [_row(piece, values[id(piece.parameter)], scratches) for piece in block]
             lists = [list(each) for each in zip(*rows, strict=True)]
             full = iter(lists)
             function(*[[] if none else next(full) for none in empty], **kwargs)
@@ -133,14 +133,14 @@ def _stand_in(parameter: Tensor) -> Tensor:
     return stand
 
 
-def _row(piece: Piece, state: list[Tensor], scratch: Scratch) -> list[Tensor]:
+def _row(piece: Piece, state: list[Tensor], scratches: Scratches) -> list[Tensor]:
     """Returns what the kernel is given for a piece: value, gradient and state."""
     parameter = piece.parameter
-    value = piece.shaped(scratch.take(piece.size))
+    value = scratches.like(piece)
     kept_or_new(parameter).read(piece, value)
     assert parameter.grad is not None
     gradient = piece.of(parameter.grad)
     if gradient.dtype is not torch.float32:
-        gradient = piece.shaped(scratch.take(piece.size)).copy_(gradient)
+        gradient = scratches.like(piece).copy_(gradient)
     own = [piece.of(each) if is_laid_out(each, parameter) else each for each in state]
     return [value, gradient, *own]

@@ -13,28 +13,34 @@ from halfstep.torch._masters._pieces import Piece
 from halfstep.torch._masters._state import cut_state, joined_state
 
 
-class Scratch:
-    """Float32 memory that is used again and again, on one device.
+class Scratches:
+    """Float32 memory that is used again and again, on each device.
 
     Args:
         size: For how many numbers at a time.
-        device: The device.
     """
 
-    def __init__(self, size: int, device: torch.device) -> None:
-        self._numbers = torch.empty(size, dtype=torch.float32, device=device)
+    def __init__(self, size: int) -> None:
+        self._size = size
         self._used = 0
+        self._numbers: dict[torch.device, Tensor] = {}
 
     def clear(self) -> None:
         """Lets all of it be used again."""
         self._used = 0
 
-    def take(self, size: int) -> Tensor:
+    def take(self, size: int, device: torch.device) -> Tensor:
         """Returns a part that is free, or new memory if there is too little."""
         start, self._used = self._used, self._used + size
-        if self._used > self._numbers.numel():
-            return torch.empty(size, dtype=torch.float32, device=self._numbers.device)
-        return self._numbers[start : self._used]
+        if self._used > self._size:
+            return torch.empty(size, dtype=torch.float32, device=device)
+        if device not in self._numbers:
+            self._numbers[device] = torch.empty(self._size, dtype=torch.float32, device=device)
+        return self._numbers[device][start : self._used]
+
+    def like(self, piece: Piece) -> Tensor:
+        """Returns a free part, shaped like a piece."""
+        return piece.shaped(self.take(piece.size, piece.parameter.device))
 
 
 class StandIn:
@@ -42,13 +48,13 @@ class StandIn:
 
     Args:
         piece: What it stands for.
-        scratch: Where its numbers lie.
+        scratches: Where its numbers lie.
     """
 
-    def __init__(self, piece: Piece, scratch: Scratch) -> None:
+    def __init__(self, piece: Piece, scratches: Scratches) -> None:
         self.piece = piece
-        self._scratch = scratch
-        self.tensor = nn.Parameter(piece.shaped(scratch.take(piece.size)))
+        self.tensor = nn.Parameter(scratches.like(piece))
+        self._wide = None if piece.parameter.grad_dtype is torch.float32 else scratches.like(piece)
         # What optimizers look for, such as marks of weights that are not to decay.
         self.tensor.__dict__.update(piece.parameter.__dict__)
 
@@ -62,9 +68,7 @@ class StandIn:
         if gradient is None or gradient.layout is not torch.strided:
             return None if gradient is None else gradient.detach().float()
         own = self.piece.of(gradient)
-        if own.dtype is torch.float32:
-            return own
-        return self.piece.shaped(self._scratch.take(self.piece.size)).copy_(own)
+        return own if self._wide is None else self._wide.copy_(own)
 
     def store(self) -> None:
         """Gives the value to the parameter."""
@@ -79,7 +83,7 @@ class Swap:
         optimizer: The optimizer, whose groups and state are rewritten in place.
         pieces: What is to be stepped through stand-ins.
         others: Further parameters that the optimizer is to see, as they are.
-        scratch: Memory for the stand-ins.
+        scratches: Memory for the stand-ins.
     """
 
     def __init__(
@@ -87,10 +91,11 @@ class Swap:
         optimizer: Optimizer,
         pieces: Sequence[Piece],
         others: Iterable[Tensor],
-        scratch: Scratch,
+        scratches: Scratches,
     ) -> None:
+        scratches.clear()
         self._optimizer = optimizer
-        self._stands = [StandIn(piece, scratch) for piece in pieces]
+        self._stands = [StandIn(piece, scratches) for piece in pieces]
         self._seen: dict[int, list[Tensor]] = {id(each): [each] for each in others}
         for stand in self._stands:
             self._seen.setdefault(id(stand.piece.parameter), []).append(stand.tensor)
