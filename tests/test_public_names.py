@@ -88,6 +88,7 @@ NAMES = {
         "sparkline",
     ],
     "halfstep.torch": [
+        "AveragedModel",
         "Explanation",
         "GradScaler",
         "History",

@@ -11,6 +11,7 @@ if find_spec("torch") is None:
 
 from halfstep.torch import _advice, _checkpoint
 from halfstep.torch._autocast import autocast as autocast
+from halfstep.torch._average import AveragedModel as AveragedModel
 from halfstep.torch._custom import custom_bwd as custom_bwd
 from halfstep.torch._custom import custom_fwd as custom_fwd
 from halfstep.torch._engine._paths import UnmatchedRuleWarning as UnmatchedRuleWarning
@@ -32,6 +33,7 @@ _advice.install()
 _checkpoint.install()
 
 __all__ = [
+    "AveragedModel",
     "Explanation",
     "GradScaler",
     "History",
