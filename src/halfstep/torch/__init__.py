@@ -16,6 +16,8 @@ from halfstep.torch._custom import custom_bwd as custom_bwd
 from halfstep.torch._custom import custom_fwd as custom_fwd
 from halfstep.torch._engine._paths import UnmatchedRuleWarning as UnmatchedRuleWarning
 from halfstep.torch._explain import Explanation as Explanation
+from halfstep.torch._files import load as load
+from halfstep.torch._files import save as save
 from halfstep.torch._global import global_policy as global_policy
 from halfstep.torch._global import set_global_policy as set_global_policy
 from halfstep.torch._region import Region as Region
@@ -48,7 +50,9 @@ __all__ = [
     "custom_bwd",
     "custom_fwd",
     "global_policy",
+    "load",
     "prepare",
+    "save",
     "saved_bytes",
     "set_global_policy",
 ]
