@@ -54,17 +54,7 @@ def save(state: object, path: Path) -> None:
     refuse_all_but_data(state)
     mode = _mode_of(target)
     _remove_abandoned(target)
-    temporary, file = _opened_beside(target)
-    try:
-        with file:
-            _write(state, file, mode)
-            if os.name == "nt":  # where an open file cannot be renamed
-                file.close()
-            os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+    _replace(target, state, mode)
     _sync_directory(os.path.dirname(target))
 
 
@@ -129,6 +119,21 @@ def _mode_of(target: str) -> int | None:
     # A file that may not be written to is not to be replaced either.
     os.close(os.open(target, os.O_WRONLY))
     return stat.S_IMODE(found)
+
+
+def _replace(target: str, state: object, mode: int | None) -> None:
+    """Puts a state in the place of a file, or leaves everything as it was."""
+    temporary, file = _opened_beside(target)
+    try:
+        with file:
+            _write(state, file, mode)
+            if os.name == "nt":  # where an open file cannot be renamed
+                file.close()
+            os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
 
 
 def _opened_beside(target: str) -> tuple[str, IO[bytes]]:
