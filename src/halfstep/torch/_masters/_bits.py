@@ -101,28 +101,39 @@ def _split_bfloat16(master: Tensor, low: Tensor, remainder: Tensor) -> None:
 
 def _split_float16(master: Tensor, low: Tensor, remainder: Tensor) -> bool:
     low.copy_(master)
-    gap = master.view(torch.int32) - low.float().view(torch.int32)
+    # One temporary and no more: the allocator gives larger amounts back to the system each time.
+    gap = low.float().view(torch.int32)
+    torch.sub(master.view(torch.int32), gap, out=gap)
     remainder.copy_(gap)
     return not gap.numel() or _is_exact(master, low, gap)
 
 
 def _is_exact(master: Tensor, low: Tensor, gap: Tensor) -> bool:
-    size = torch.linalg.vector_norm(master, math.inf).item()
-    if math.isfinite(size):
-        least, most = torch.aminmax(gap)
-        return size < _FLOAT16_OVERFLOW and _INT16.min <= least.item() <= most.item() <= _INT16.max
+    least, most = _range(master)
+    if math.isfinite(least) and math.isfinite(most):
+        return max(-least, most) < _FLOAT16_OVERFLOW and _fits(*_range(gap))
     fits = (gap >= _INT16.min) & (gap <= _INT16.max) & low.isfinite()
     return bool((fits | ~master.isfinite()).all())
+
+
+def _range(values: Tensor) -> tuple[float, float]:
+    least, most = torch.aminmax(values)
+    return least.item(), most.item()
+
+
+def _fits(least: float, most: float) -> bool:
+    return _INT16.min <= least and most <= _INT16.max
 
 
 def _merge(low: Tensor, remainder: Tensor, out: Tensor) -> None:
     out.copy_(low)
     bits = out.view(torch.int32)
     bits += remainder
-    # Replacing costs more than all the rest, and a sum without NaN shows that there is no need to.
-    # Only on a CPU can it be looked at without waiting for a device.
-    if not out.is_cpu or math.isnan(out.sum().item()):
-        out.copy_(torch.where(out.isnan(), low, out))
+    # Replacing costs more than all the rest, and sums without NaN show that there is no need to.
+    # Only on a CPU can they be looked at without waiting for a device.
+    if not out.is_cpu or any(math.isnan(each.sum().item()) for each in (out, low)):
+        # The payload of a NaN in float16 may overflow, so that its sum is a number.
+        out.copy_(torch.where(out.isnan() | low.isnan(), low, out))
 
 
 def _agrees(kernel: _native.Kernel) -> bool:
