@@ -1,6 +1,5 @@
 """Masters: any optimizer, in half precision, gives the bits that it gives in float32."""
 
-
 import pytest
 import torch
 from torch import nn

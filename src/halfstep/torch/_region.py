@@ -26,9 +26,17 @@ from halfstep.torch._regions._attach import (
     checked_optimizers,
     checked_policy,
 )
-from halfstep.torch._regions._forward import Forward, device_of, forward_of, own_modules
+from halfstep.torch._regions._forward import (
+    Forward,
+    device_of,
+    forward_of,
+    own_modules,
+    own_parameters,
+)
 from halfstep.torch._regions._graph import Capture
 from halfstep.torch._regions._guard import guard
+from halfstep.torch._regions._release import Release
+from halfstep.torch._regions._release import release as release_of
 from halfstep.torch._regions._state import Cells, fresh, overflowed, settled
 from halfstep.torch._regions._strays import Leaves, refuse_half
 from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord, advice, levels_to_user
@@ -71,6 +79,7 @@ class Region:
         # How masters are kept, None where parameters stay in float32, and which were made half.
         self._masters: MasterSettings | None = None
         self._made_half: list[TensorWeakRef] = []
+        self._releases: list[Release] | None = None
         # Whether a global policy made it.
         self._automatic = False
         self._leaves = Leaves()
@@ -118,6 +127,13 @@ class Region:
                 attach_masters(each, self._masters)
             guard(each).join(self)
             self._optimizers.append(weakref.ref(each))
+            if self._releases is not None:
+                self._releases += release_of(self, each, own_parameters(module))
+
+    @property
+    def releases(self) -> bool:
+        """Whether gradients are applied and freed within backward."""
+        return bool(self._releases)
 
     def state_dict(self) -> dict[str, float]:
         """Returns the state of the scale for a checkpoint, as plain numbers."""
@@ -147,6 +163,8 @@ class Region:
             del module.forward
             if forward.original is not None:
                 module.forward = forward.original
+        for release in self._releases or ():
+            release.remove()
         for optimizer in filter(None, (ref() for ref in self._optimizers)):
             found = guard(optimizer)
             found.part(self)
@@ -174,6 +192,7 @@ class Region:
     def _copied(self, module: nn.Module) -> "Region":
         """Returns a region of a copy of the module, with the same state and no optimizer."""
         again = Region(module, self._policy, Cells(*[cell.clone() for cell in self._cells]))
+        again._masters = self._masters
         self._on_copy(again)
         return again
 
@@ -246,6 +265,7 @@ def prepare(
     masters: str = "cast",
     grad_dtype: str | None = None,
     bucket_bytes: int | None = None,
+    release: bool = False,
 ) -> Region:
     """Makes a model train in mixed precision, in place; the training loop stays as it is.
 
@@ -265,6 +285,9 @@ def prepare(
             is float32, and the bits that they lack are kept beside the optimizer, exactly.
         grad_dtype: With `split`, what gradients are kept in; see `keep_masters`.
         bucket_bytes: With `split`, how much float32 there may be in a step; see `keep_masters`.
+        release: Whether gradients are applied, and freed, as soon as backward has left the model,
+            which is then a part of what the optimizer trains. All of its parameters are stepped, or
+            none. `optimizer.step()` does the rest.
 
     Returns:
         What tells about scale and steps, is saved with a checkpoint, and undoes it all.
@@ -309,6 +332,11 @@ def prepare(
     module.forward = Forward(region, module, module.__dict__.get("forward"))
     if listening():
         emit("region", policy=str(chosen))
-    if optimizers:
+    if release:
+        region._releases = []
+    try:
         region.attach(optimizers)
+    except UsageError:
+        region.remove()
+        raise
     return region

@@ -1,6 +1,8 @@
 """Which parameter has a master, and what the value of a parameter truly is."""
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +39,19 @@ def kept_or_new(parameter: Tensor) -> Master:
         master = Split(parameter)
         keep(parameter, master)
     return master
+
+
+def copy_masters(parameters: Iterable[Tensor], copies: Mapping[int, Any]) -> None:
+    """Gives the copies of parameters masters of their own.
+
+    Args:
+        parameters: The parameters.
+        copies: What `copy.deepcopy` remembers: the copy of each, by the number of the original.
+    """
+    for parameter in parameters:
+        master, copied = master_of(parameter), copies.get(id(parameter))
+        if master is not None and copied is not None:
+            keep(copied, copy.deepcopy(master))
 
 
 def write(piece: Piece, value: Tensor) -> None:

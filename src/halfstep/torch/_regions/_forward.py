@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from halfstep.torch._autocast import Inside, Settings
+from halfstep.torch._masters._kept import copy_masters
 from halfstep.torch._private import (
     break_graphs,
     never_compile,
@@ -144,6 +145,7 @@ class Forward:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Forward":
         module = memo.get(id(self._owner()), self._owner())
+        copy_masters(own_parameters(self._owner()), memo)
         return Forward(self.region._copied(module), module, copy.deepcopy(self.original, memo))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -175,6 +177,16 @@ def own_modules(module: nn.Module) -> list[nn.Module]:
                 found[child] = None
                 waiting.append(child)
     return list(found)
+
+
+def own_parameters(module: nn.Module) -> list[Tensor]:
+    """Returns the parameters in the region of a module, each once."""
+    found = {
+        id(parameter): parameter
+        for each in own_modules(module)
+        for parameter in each.parameters(recurse=False)
+    }
+    return list(found.values())
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -66,6 +66,9 @@ class Guard:
         self.keeper: Callable[[Guard, Optimizer], None] | None = None
         # How the optimizer is fed with masters, None for not at all.
         self._feeding: Feeding | None = None
+        # Whether backward leaves gradients that it could apply, and whose it is applying.
+        self.accumulating = False
+        self._part: Region | None = None
         # Of steps that no region tells about.
         self._history = History()
         self._unseen = 0
@@ -76,8 +79,8 @@ class Guard:
 
     @property
     def regions(self) -> list["Region"]:
-        """The regions whose parameters the optimizer trains."""
-        return list(self._faults)
+        """The regions whose parameters the optimizer trains, or steps at the moment."""
+        return list(self._faults) if self._part is None else [self._part]
 
     def join(self, region: "Region") -> None:
         """Takes a region's faults into account, from now on."""
@@ -120,6 +123,24 @@ class Guard:
             if closure_of(args, kwargs) is not None:
                 return self._step_closure(optimizer, args, kwargs)
             return self._step_checked(optimizer, args, kwargs)
+
+    def step_part(self, region: "Region", parameters: list[Tensor]) -> None:
+        """Steps some of the parameters, of a region that alone tells about it."""
+        optimizer = self.optimizer()
+        if optimizer is None:
+            return
+        chosen = {id(each) for each in parameters}
+        lists = [(group["params"], [*group["params"]]) for group in optimizer.param_groups]
+        for shown, full in lists:
+            shown[:] = [each for each in full if id(each) in chosen]
+        self._part = region
+        try:
+            with telling():
+                self._step_checked(optimizer, (), {})
+        finally:
+            self._part = None
+            for shown, full in lists:
+                shown[:] = full
 
     def _guard_zero_grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Clears the gradients, and forgets what happened to them."""
@@ -166,7 +187,8 @@ class Guard:
         """Returns 1.0 where a gradient is not finite, or was not as it left a region, else 0.0."""
         device = gradients[0].device
         found = total([*check(gradients, device).values()], device)
-        for region, known in list(self._faults.items()):
+        for region in self.regions:
+            known = self._faults[region]
             news = faults(region._cells) - known
             found = found + (news.to(device) if isinstance(news, Tensor) else news)
             self._faults[region] = known + news
@@ -262,10 +284,12 @@ class Guard:
 
     def _note(self, optimizer: Optimizer, record: StepRecord) -> None:
         for region in self.regions:
-            region._note(optimizer, record)
+            # One that releases its gradients has told about them within backward.
+            if self._part is not None or not region.releases:
+                region._note(optimizer, record)
         if not self._faults:
             self._history.add(optimizer, record)
-        if listening():
+        if listening() and self._part is None:
             emit("step", record=record)
             scales = [region._cells.scale for region in self.regions if region._scaled]
             emit("update", scale=scales[0].clone() if scales else 1.0, scaler=id(optimizer))

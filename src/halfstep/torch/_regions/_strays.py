@@ -125,6 +125,6 @@ def refuse_half(module: nn.Module) -> None:
         if parameter.requires_grad and parameter.dtype in HALF and master_of(parameter) is None:
             raise UsageError(
                 f"A region needs trained parameters in float32, got {name_of(parameter.dtype)} for "
-                f'{name}. Write prepare(..., masters="split"), which keeps small updates beside the '
-                "optimizer, or call model.float(): weights are cast where they are used."
+                f'{name}. Write prepare(..., masters="split"), which keeps small updates beside '
+                "the optimizer, or call model.float(): weights are cast where they are used."
             )

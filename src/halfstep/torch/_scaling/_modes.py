@@ -35,6 +35,7 @@ from halfstep.torch._scaling._iteration import (
 from halfstep.torch._scaling._optimizers import checked_optimizer
 from halfstep.torch._scaling._outputs import LARGEST_FOR_HALF, holds_half, map_outputs, widened
 from halfstep.torch._scaling._records import skipped_record, taken_record
+from halfstep.torch._scaling._released import refuse_released
 from halfstep.torch._scaling._settings import is_distributed, scale_within
 from halfstep.torch._scaling._steps import StepRecord, advice
 
@@ -84,6 +85,7 @@ class Scaling:
 
     def scale(self, scaler: "GradScaler", outputs: Any) -> Any:
         """Returns the outputs times the scale."""
+        refuse_released()
         if isinstance(outputs, Tensor):
             return self._scale_tensor(scaler, outputs)
         if holds_half(outputs):
