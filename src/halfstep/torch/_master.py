@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfstep.torch._masters._convert import to_float32, to_half
-from halfstep.torch._masters._kept import HALF, kept_tensors, master_of, true_value, write
+from halfstep.torch._masters._kept import HALF, keep, kept_tensors, master_of, true_value, write
 from halfstep.torch._masters._pieces import Piece
 from halfstep.torch._masters._settings import MasterSettings, checked_settings
 from halfstep.torch._masters._unattached import refuse_unattached
@@ -42,6 +42,8 @@ class Masters:
         optimizer = self._optimizer()
         if optimizer is not None:
             guard(optimizer).feeds(None)
+            for parameter in parameters_of(optimizer):
+                keep(parameter, None)
 
     def __repr__(self) -> str:
         kept = self.tensors()
