@@ -71,7 +71,7 @@ def keep_masters(
         optimizer: Any optimizer, new or in use, closures and several groups included.
         param_dtype: What parameters in float32 become, `bfloat16` or `float16`; None for leaving
             them as they are. In float16 a master takes 16 bits only if all of a tensor's
-            magnitudes lie between 2^-17 and 65504, or are 0; other tensors get 32.
+            magnitudes lie between 2^-16 and 65504, or are 0; other tensors get 32.
         grad_dtype: What gradients are kept and added up in, None for the dtype of the parameter,
             but float32 for float16. With `float32`, many small gradients add up.
         bucket_bytes: How many bytes of float32 there may be at a time during a step; a parameter
