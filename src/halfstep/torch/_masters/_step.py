@@ -22,7 +22,7 @@ from halfstep.torch._scaling._optimizers import PerOptimizer
 Run = Callable[..., Any]
 
 # Kernels that go through more than the caches hold at a time read everything twice.
-_BLOCK = 2**19
+_BLOCK = 2**20
 # What a number costs while its optimizer steps: a master, and a gradient.
 _BYTES = 8
 
