@@ -43,9 +43,9 @@ LAYOUTS = (
     Layout("float32", 4, 0, 4, policy="float32"),
     Layout("cast masters", 4, 0, 4),
     Layout("split masters", 2, 2, 2, masters="split"),
-    Layout("split, 8-bit", 2, 2, 2, masters="split", eight_bit=True),
-    Layout("split, release", 2, 2, 0, masters="split", release=True),
-    Layout("split, 8-bit, release", 2, 2, 0, masters="split", eight_bit=True, release=True),
+    Layout("split +8-bit", 2, 2, 2, masters="split", eight_bit=True),
+    Layout("split +release", 2, 2, 0, masters="split", release=True),
+    Layout("split +8-bit +release", 2, 2, 0, masters="split", eight_bit=True, release=True),
 )
 
 

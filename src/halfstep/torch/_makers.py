@@ -32,7 +32,7 @@ def maker(text: str) -> MakeOptimizer:
         0.9
     """
     name, options = _parsed(text)
-    kind = getattr(torch.optim, name, None)
+    kind: Any = getattr(torch.optim, name, None)
     if not _is_optimizer(kind):
         names = ", ".join(each for each in dir(torch.optim) if _is_optimizer_name(each))
         raise UsageError(
@@ -105,19 +105,28 @@ class State:
     reason: str = ""
 
 
-def describe(optimizer: Optimizer) -> dict[str, Any]:
-    """Returns what an optimizer trains and the state that another one like it keeps.
+def describe(*optimizers: Optimizer) -> list[dict[str, Any]]:
+    """Returns what optimizers train and the state that others like them keep.
 
     Example:
-        >>> describe(torch.optim.AdamW(nn.Linear(4, 1).parameters()))["per_value"]
-        8.0
+        >>> adam = torch.optim.AdamW(nn.Linear(4, 1).parameters())
+        >>> describe(adam)[0]["sizes"], describe(adam)[0]["per_value"]
+        ([4, 1], 8.0)
     """
-    trained = trained_by(optimizer)
-    return {
-        "optimizer": type(optimizer).__name__,
-        "sizes": [each.numel() for each in trained],
-        "dtypes": sorted({str(each.dtype).removeprefix("torch.") for each in trained}),
-    } | asdict(state_of(type(optimizer), _accepted(type(optimizer), optimizer.defaults)))
+    seen, found = set[int](), list[dict[str, Any]]()
+    for optimizer in optimizers:
+        trained = [each for each in trained_by(optimizer) if id(each) not in seen]
+        seen |= {id(each) for each in trained}
+        options = _accepted(type(optimizer), optimizer.defaults)
+        found.append(
+            {
+                "optimizer": type(optimizer).__name__,
+                "sizes": [each.numel() for each in trained],
+                "dtypes": sorted({str(each.dtype).removeprefix("torch.") for each in trained}),
+                **asdict(state_of(type(optimizer), options)),
+            }
+        )
+    return found
 
 
 def state_of(kind: Any, options: dict[str, Any]) -> State:

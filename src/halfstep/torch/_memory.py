@@ -126,6 +126,20 @@ class Inputs:
         tensors = plain_tensors([self.args, self.kwargs])
         return next((len(each) for each in tensors if each.dim()), None)
 
+    def doubled(self) -> "Inputs":
+        """Returns twice the batch."""
+        return Inputs(_doubled(self.args, self.batch), _doubled(self.kwargs, self.batch))
+
+
+def _doubled(values: Any, batch: int | None) -> Any:
+    if isinstance(values, Tensor):
+        return torch.cat([values, values]) if values.dim() and len(values) == batch else values
+    if isinstance(values, Mapping):
+        return {name: _doubled(value, batch) for name, value in values.items()}
+    if isinstance(values, tuple | list):
+        return type(values)(_doubled(value, batch) for value in values)
+    return values
+
 
 def measure_layout(
     model: nn.Module,
