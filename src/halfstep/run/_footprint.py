@@ -1,10 +1,10 @@
 """What is known about the memory of one training, predicted and measured."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from halfstep.run._layouts import LAYOUTS, PARTS, Layout, Trained, predicted, unpredictable
+from halfstep.run._layouts import PARTS, Trained
 
 
 @dataclass(frozen=True)
@@ -92,46 +92,6 @@ class Footprint:
             "parameters": self.parameters,
             "versions": dict(self.versions),
         }
-
-
-@dataclass
-class Findings:
-    """What was found so far, by layout and by policy.
-
-    Args:
-        trained: What each optimizer trains.
-        kept: The bytes that were measured, by layout.
-        unmeasured: Why nothing was measured, by layout.
-        activations: What the policies keep for backward.
-    """
-
-    trained: tuple[Trained, ...] = ()
-    kept: dict[str, dict[str, Any]] = field(default_factory=dict)
-    unmeasured: dict[str, str] = field(default_factory=dict)
-    activations: list[Activations] = field(default_factory=list)
-
-    def set_trained(self, trained: list[dict[str, Any]]) -> None:
-        """Takes what a process tells about the optimizers."""
-        self.trained = tuple(
-            Trained(**each | {"sizes": tuple(each["sizes"]), "dtypes": tuple(each["dtypes"])})
-            for each in trained
-        )
-
-    def layouts(self) -> Iterator[Kept]:
-        """Yields every layout, with what is predicted for it."""
-        for layout in LAYOUTS if self.trained else ():
-            yield self._layout(layout)
-
-    def _layout(self, layout: Layout) -> Kept:
-        measured = self.kept.get(layout.name)
-        why = unpredictable(layout, self.trained)
-        return Kept(
-            layout.name,
-            predicted=None if why else predicted(layout, self.trained),
-            measured=measured,
-            unpredicted=why,
-            unmeasured="" if measured else self.unmeasured.get(layout.name, ""),
-        )
 
 
 def total(parts: Mapping[str, float]) -> float:

@@ -10,8 +10,6 @@ from halfstep.run._layouts import PARTS
 
 _DECIMALS = 2
 _MIB = 2**20
-_HEADS = {"weights": "weights", "remainder": "remainder", "gradients": "gradients"}
-_HEADS |= {"state": "state"}
 
 
 def layout_rows(footprint: Footprint, *, ascii_only: bool = False) -> list[Row]:
@@ -56,9 +54,8 @@ def _cells(kept: Kept, count: int, unknown: str) -> Iterator[tuple[str, str]]:
     """Yields the cells of a layout; what was measured is divided by what was trained there."""
     of_predicted = _divided(kept.predicted, count)
     of_measured = _divided(kept.measured, kept.measured["parameters"] if kept.measured else 0)
-    for part, head in _HEADS.items():
-        yield head, _pair(of_predicted, of_measured, part, unknown)
-    yield "total", _pair(of_predicted, of_measured, "total", unknown)
+    for part in (*PARTS, "total"):
+        yield part, _pair(of_predicted, of_measured, part, unknown)
     whole = (kept.predicted, kept.measured)
     yield "MiB", " / ".join(number(total(it) / _MIB, 3) if it else unknown for it in whole)
 
@@ -83,14 +80,19 @@ def _known(value: float | None, unknown: str) -> str:
 def _activation_cells(
     each: Activations, full: float | None, unknown: str
 ) -> Iterator[tuple[str, str]]:
-    def measured(value: float | None, text: Any) -> str:
-        return f"{unknown} / {unknown if value is None else text(value)}"
-
-    yield "kept for backward", measured(each.bytes, bytes_text)
-    yield "whatever the batch", measured(each.fixed, bytes_text)
-    yield "per sample", measured(each.per_sample, bytes_text)
-    share = 4 * each.per_sample / full if each.per_sample is not None and full else None
-    yield "per activation", measured(share, lambda value: f"{_known(value, unknown)} B")
+    """Yields the cells of a policy; nothing is predicted, since the rules decide what is kept."""
+    per_sample = each.per_sample
+    cells = {
+        "kept for backward": None if each.bytes is None else bytes_text(each.bytes),
+        "whatever the batch": None if each.fixed is None else bytes_text(each.fixed),
+        "per sample": None if per_sample is None else bytes_text(per_sample),
+        "per activation": f"{_known(4 * per_sample / full, unknown)} B"
+        if per_sample and full
+        else None,
+    }
+    for label, text in cells.items():
+        if text is not None:
+            yield label, f"{unknown} / {text}"
 
 
 def _unpredicted(footprint: Footprint) -> list[tuple[str, str]]:

@@ -53,7 +53,7 @@ class Target:
         """
         target = cls(name, args, module, optimizer or _DEFAULT_OPTIMIZER)
         if target.builds:
-            _refuse(args, "script arguments", "a callable", "a script")
+            _refuse(" ".join(args), "script arguments", "a callable", "a script")
             _refuse(module, "-m", "a callable", "a module to run")
         else:
             _refuse(optimizer, "--optimizer", "a script, which has its own", "a callable")

@@ -67,6 +67,7 @@ class _Steps:
             self._report(
                 {
                     "steps": self._count,
+                    "last": self._count == STEPS,
                     "kept": asdict(kept(optimizers, _modules())),
                     "trained": describe(*optimizers),
                 }

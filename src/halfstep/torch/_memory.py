@@ -86,13 +86,18 @@ def trained_by(*optimizers: Optimizer) -> list[Tensor]:
     return list({id(each): each for each in every if each.requires_grad}.values())
 
 
-def can_split() -> bool:
-    """Returns whether `prepare` can keep a master as what its parameter lacks."""
-    return "masters" in inspect.signature(prepare).parameters
+def takes(option: str) -> bool:
+    """Returns whether `prepare` has an option.
+
+    Example:
+        >>> takes("policy"), takes("nothing")
+        (True, False)
+    """
+    return option in inspect.signature(prepare).parameters
 
 
 def _masters(optimizer: Optimizer) -> list[Tensor]:
-    if not can_split():
+    if not takes("masters"):
         return []
     return list(import_module("halfstep.torch._masters._kept").kept_tensors(optimizer))
 
@@ -198,8 +203,10 @@ def activation_bytes(model: nn.Module, inputs: Inputs, policy: str = _FLOAT32) -
 
 
 def _refuse_unable(masters: str, release: bool, inputs: Inputs | None) -> None:
-    if masters != "cast" and not can_split():
-        raise UsageError(f"not available: prepare() has no masters={masters!r} in this version")
+    wanted = {"masters": masters != "cast", "release": release}
+    missing = [option for option, asked in wanted.items() if asked and not takes(option)]
+    if missing:
+        raise UsageError(f"not available: this version's prepare() has no {missing[0]}")
     if release and inputs is None:
         raise UsageError("gradients are released in a backward pass, which needs example inputs")
 

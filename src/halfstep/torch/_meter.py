@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from halfstep.errors import UsageError
 from halfstep.torch._makers import describe, eight_bit_maker, maker
-from halfstep.torch._memory import Inputs, activation_bytes, measure_layout
+from halfstep.torch._memory import STEPS, Inputs, activation_bytes, measure_layout
 
 
 class Meter:
@@ -43,6 +43,7 @@ class Meter:
             )
         return {
             "trained": describe(self._optimizer(trained)),
+            "steps": STEPS,
             "has_inputs": inputs is not None,
             "batch": inputs and inputs.batch,
         }
