@@ -120,7 +120,8 @@ def _show_tables(console: Console, footprint: Footprint) -> None:
 def _head(footprint: Footprint) -> str:
     million = number(footprint.parameters / 1e6, 3)
     batch = f", {footprint.batch} samples" if footprint.batch else ""
+    steps = f"{footprint.steps} step{'s' if footprint.steps > 1 else ''}"
     return (
         f"{footprint.target}: {million} M parameters, {', '.join(footprint.optimizers)}{batch}; "
-        f"predicted / measured after {footprint.steps} steps"
+        f"predicted / measured after {steps}"
     )

@@ -12,7 +12,10 @@ from halfstep.run._untrained import why_untrained
 # The policies of a script whose runs stand for a layout.
 _SHOWN_BY = {"float32": "float32", "mixed_bfloat16": "cast masters"}
 _ONLY_PREDICTED = "a script is run as it is, and would have to ask for this"
-_NOT_COUNTED = "the script does something that keeps them from being counted"
+_NOT_COUNTED = (
+    "they are counted in the second step, and not in a script that ends sooner or has hooks of its "
+    "own for what is saved"
+)
 
 
 class Findings:
