@@ -1,3 +1,5 @@
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -67,3 +69,17 @@ def test_a_model_without_parameters():
 def test_options_that_the_optimizer_does_not_take():
     with pytest.raises(UsageError, match=r"got 'SGD, nope=1': .*Correct the options"):
         Meter(build, "build", "SGD, nope=1").about()
+
+
+def test_no_model_outlives_its_measurement():
+    models = weakref.WeakSet()
+
+    def noted():
+        model, inputs = build()
+        models.add(model)
+        return model, inputs
+
+    meter = Meter(noted, "build", "AdamW")
+    for policy in ("float32", "mixed_bfloat16", "float32"):
+        meter.layout(policy)
+        assert len(models) <= 1

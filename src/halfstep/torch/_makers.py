@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfstep.errors import MissingExtraError, UsageError
@@ -123,25 +123,30 @@ def describe(*optimizers: Optimizer) -> list[dict[str, Any]]:
                 "optimizer": type(optimizer).__name__,
                 "sizes": [each.numel() for each in trained],
                 "dtypes": sorted({str(each.dtype).removeprefix("torch.") for each in trained}),
-                **asdict(state_of(type(optimizer), options)),
+                **asdict(state_of(type(optimizer), options, _device(trained))),
             }
         )
     return found
 
 
-def state_of(kind: Any, options: dict[str, Any]) -> State:
+def _device(tensors: list[Tensor]) -> torch.device:
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def state_of(kind: Any, options: dict[str, Any], device: torch.device | str = "cpu") -> State:
     """Returns what an optimizer keeps, from one step with a small parameter.
 
     Args:
         kind: Its class.
         options: Its options.
+        device: Where the parameter is, which some options ask for.
 
     Example:
         >>> state_of(torch.optim.SGD, {"momentum": 0.9})
         State(per_value=4.0, per_tensor=0.0, reason='')
     """
     try:
-        small, large = (_probed(kind, options, shape) for shape in _PROBES)
+        small, large = (_probed(kind, options, shape, device) for shape in _PROBES)
     except Exception as error:  # of a class that may be anybody's
         text = str(error).partition("\n")[0]
         return State(reason=f"a step of {kind.__name__} with one small parameter failed: {text}")
@@ -150,10 +155,10 @@ def state_of(kind: Any, options: dict[str, Any]) -> State:
     return State(per_value, small - per_value * first)
 
 
-def _probed(kind: Any, options: dict[str, Any], shape: tuple[int, ...]) -> int:
-    parameter = nn.Parameter(torch.zeros(shape))
+def _probed(kind: Any, options: dict[str, Any], shape: tuple[int, ...], device: Any) -> int:
+    parameter = nn.Parameter(torch.zeros(shape, device=device))
     optimizer = kind([parameter], **options)
-    parameter.grad = torch.ones(shape)
+    parameter.grad = torch.ones_like(parameter)
     with telling():  # so that nobody takes this step for one of the script
         optimizer.step()
     return StorageCounter().count(optimizer.state)

@@ -1,5 +1,6 @@
 """Measures a model that a function builds: what each way of training it keeps."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -100,6 +101,7 @@ class Meter:
         return {"per_sample": (twice - once) / inputs.batch, "fixed": 2 * once - twice}
 
     def _built(self) -> tuple[nn.Module, Inputs | None]:
+        gc.collect()  # hooks that hold what they hang on keep the model before this one
         torch.manual_seed(self._seed)
         result = self._build()
         model, *rest = result if isinstance(result, tuple) else (result,)
