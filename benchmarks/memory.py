@@ -21,7 +21,7 @@ from torch.nn import functional
 
 import halfstep
 from halfstep.torch import prepare
-from halfstep.torch._memory import kept, takes
+from halfstep.torch._memory import kept
 from halfstep.torch._storages import GradientPeak
 
 WIDTH, HEADS, BLOCKS, SYMBOLS, LENGTH, BATCH, STEPS = 512, 8, 12, 12288, 64, 2, 3
@@ -69,13 +69,10 @@ LAYOUTS = {
 
 
 def prepared(model, optimizer, options):
-    """Prepares the model, its blocks released one by one where that is asked for."""
-    missing = [option for option in options if not takes(option)]
-    if missing:
-        raise SystemExit(f"this version's prepare() has no {missing[0]}")
-    if options.get("release"):
-        options = options | {"release": [model.embed, *model.blocks, model.norm, model.head]}
-    prepare(model, optimizer, "mixed_bfloat16", **options)
+    """Prepares the model, each block by itself where gradients are released."""
+    parts = [model.embed, *model.blocks, model.norm, model.head] if "release" in options else []
+    for part in (*parts, model):
+        prepare(part, optimizer, "mixed_bfloat16", **options)
 
 
 def step(model, optimizer, scaler, symbols):

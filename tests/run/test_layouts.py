@@ -42,6 +42,14 @@ def test_several_optimizers_are_added():
     assert both["weights"] == alone["weights"] + 40
 
 
+def test_what_cannot_be_split_stays_in_float32():
+    mixed = Trained("SGD", sizes=(100, 8), unsplit=8)
+    parts = predicted(BY_NAME["split masters"], [mixed])
+    assert parts == {"weights": 232, "remainder": 200, "gradients": 232, "state": 0.0}
+    assert predicted(BY_NAME["split +release"], [mixed])["gradients"] == 0
+    assert predicted(BY_NAME["cast masters"], [mixed])["weights"] == 432
+
+
 @pytest.mark.parametrize(
     ("name", "trained", "reason"),
     [

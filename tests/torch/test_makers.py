@@ -19,7 +19,7 @@ def test_the_state_of_a_value(name, per_value):
 def test_options():
     made = maker("Adam, lr=0.5, betas=(0.8, 0.9), amsgrad=True")(list(nn.Linear(1, 1).parameters()))
     assert (made.defaults["lr"], made.defaults["betas"]) == (0.5, (0.8, 0.9))
-    assert describe(made)[0]["per_value"] == 12.0
+    assert describe([made], [])[0]["per_value"] == 12.0
 
 
 @pytest.mark.parametrize(
@@ -42,13 +42,13 @@ def test_what_is_no_optimizer(text, error):
 def test_a_class_that_adds_defaults_for_its_parent():
     optimizer = torch.optim.AdamW(nn.Linear(4, 1).parameters(), amsgrad=True)
     assert "decoupled_weight_decay" in optimizer.defaults
-    assert describe(optimizer)[0]["per_value"] == 12.0
+    assert describe([optimizer], [])[0]["per_value"] == 12.0
 
 
 def test_parameters_of_several_optimizers_count_once():
     model = nn.Linear(4, 1)
     first, second = (torch.optim.SGD(model.parameters()) for _ in range(2))
-    assert [each["sizes"] for each in describe(first, second)] == [[4, 1], []]
+    assert [each["sizes"] for each in describe([first, second], [model])] == [[4, 1], []]
 
 
 def test_an_optimizer_that_cannot_be_tried():
@@ -59,5 +59,13 @@ def test_an_optimizer_that_cannot_be_tried():
 
 def test_torchao_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao.optim", None)
-    with pytest.raises(MissingExtraError, match="Install it: python -m pip install torchao"):
+    with pytest.raises(
+        MissingExtraError, match=r"Install it: python -m pip install 'halfstep\[torchao\]'"
+    ):
         eight_bit_maker("AdamW", "AdamW8bit")
+
+
+def test_parameters_beside_statistics_cannot_be_split():
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    optimizer = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(3))])
+    assert describe([optimizer], model.modules())[0]["unsplit"] == 16 + 3

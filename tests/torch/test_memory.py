@@ -3,13 +3,11 @@ import torch
 from torch import nn
 
 from halfstep.errors import UsageError
-from halfstep.torch import _memory
 from halfstep.torch._memory import (
     Inputs,
     activation_bytes,
     kept,
     measure_layout,
-    takes,
 )
 
 INPUTS = Inputs.of(torch.ones(4, 64))
@@ -114,25 +112,55 @@ def test_gradients_that_are_not_finite():
         measure_layout(network(), torch.optim.SGD, inputs, policy="mixed_bfloat16")
 
 
-def test_what_this_version_cannot_do(monkeypatch):
-    monkeypatch.setattr(_memory, "takes", lambda option: False)
-    with pytest.raises(UsageError, match=r"this version's prepare\(\) has no masters"):
-        measure_layout(network(), torch.optim.SGD, INPUTS, masters="split")
-
-
-def test_release_needs_a_pass(monkeypatch):
-    monkeypatch.setattr(_memory, "takes", lambda option: True)
+def test_release_needs_a_pass():
     with pytest.raises(UsageError, match="which needs example inputs"):
         measure_layout(network(), torch.optim.SGD, masters="split", release=True)
 
 
-@pytest.mark.skipif(not takes("masters"), reason="prepare() has no masters yet")
+class Blocks(nn.Module):
+    """A model of blocks in a list, with parts around them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(8, 16)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(6))
+        self.scale, self.head = nn.Parameter(torch.ones(16)), nn.Linear(16, 1)
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x * self.scale)
+
+
+class Wrapped(nn.Module):
+    """A model within a model."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Blocks()
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("kind", [Blocks, Wrapped])
+def test_gradients_that_are_released_block_by_block(kind):
+    model, inputs = kind(), Inputs.of(torch.ones(4, 8))
+    options = {"policy": "mixed_bfloat16", "masters": "split", "release": True}
+    found = measure_layout(model, torch.optim.AdamW, inputs, **options)
+    assert (found.gradients, found.weights) == (0, 2 * found.parameters)
+    assert 0 < found.gradient_peak < 2 * found.parameters / 2
+    assert found.state == 8 * found.parameters + 4 * len(list(model.parameters()))
+
+
 def test_split_masters():
     found = measure_layout(
         network(), torch.optim.AdamW, INPUTS, policy="mixed_bfloat16", masters="split"
     )
+    split, whole = COUNT - 128, 128  # parameters of the batch norm stay in float32
     parts = (found.weights, found.remainder, found.gradients)
-    assert parts == (2 * COUNT, 2 * COUNT, 2 * COUNT)
+    assert parts == (2 * split + 4 * whole, 2 * split, 2 * split + 4 * whole)
     assert found.state == 8 * COUNT + 4 * TENSORS
 
 

@@ -57,6 +57,7 @@ class Trained:
         optimizer: The name of its class.
         sizes: How many values each parameter has.
         dtypes: The dtypes of the parameters.
+        unsplit: How many values stay in float32 where masters are split.
         per_value: Bytes of state for each value, None where they could not be found out.
         per_tensor: Bytes of state for each parameter, however large it is.
         reason: Why they could not be found out.
@@ -65,6 +66,7 @@ class Trained:
     optimizer: str
     sizes: tuple[int, ...]
     dtypes: tuple[str, ...] = ("float32",)
+    unsplit: int = 0
     per_value: float | None = 0.0
     per_tensor: float = 0.0
     reason: str = ""
@@ -88,11 +90,12 @@ def predicted(layout: Layout, trained: Iterable[Trained]) -> Mapping[str, float]
         {'weights': 8320, 'remainder': 8320, 'gradients': 8320, 'state': 33280.0}
     """
     several = list(trained)
-    count = sum(each.parameters for each in several)
+    whole = sum(each.unsplit for each in several) if layout.masters == "split" else 0
+    count = sum(each.parameters for each in several) - whole
     return {
-        "weights": layout.weights * count,
+        "weights": layout.weights * count + _FLOAT32_BYTES * whole,
         "remainder": layout.remainder * count,
-        "gradients": layout.gradients * count,
+        "gradients": layout.gradients * count + _FLOAT32_BYTES * whole * (not layout.release),
         "state": sum(_state(layout, each) for each in several),
     }
 

@@ -63,13 +63,13 @@ class _Steps:
     def _look(self) -> None:
         self._looking = True
         try:
-            optimizers = self._optimizers()
+            optimizers, modules = self._optimizers(), _modules()
             self._report(
                 {
                     "steps": self._count,
                     "last": self._count == STEPS,
-                    "kept": asdict(kept(optimizers, _modules())),
-                    "trained": describe(*optimizers),
+                    "kept": asdict(kept(optimizers, modules)),
+                    "trained": describe(optimizers, modules),
                 }
             )
         finally:
@@ -78,7 +78,8 @@ class _Steps:
 
 def _modules() -> list[nn.Module]:
     # Not isinstance, which asks objects that warn of being asked.
-    return [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    found = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    return [each for each in found if hasattr(each, "_parameters")]  # or is not initialised yet
 
 
 never_compile(_Steps.after)

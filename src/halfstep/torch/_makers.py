@@ -3,6 +3,7 @@
 import ast
 import functools
 import inspect
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfstep.errors import MissingExtraError, UsageError
+from halfstep.torch._masters._convert import splittable
 from halfstep.torch._memory import MakeOptimizer, trained_by
 from halfstep.torch._storages import StorageCounter
 from halfstep.torch._telling import telling
@@ -54,7 +56,7 @@ def eight_bit_maker(text: str, name: str) -> MakeOptimizer:
     except (ImportError, AttributeError) as error:
         raise MissingExtraError(
             f"8-bit states need torchao.optim.{name}, got: {error}. "
-            "Install it: python -m pip install torchao."
+            "Install it: python -m pip install 'halfstep[torchao]'."
         ) from error
     return functools.partial(kind, **_parsed(text)[1])
 
@@ -105,15 +107,21 @@ class State:
     reason: str = ""
 
 
-def describe(*optimizers: Optimizer) -> list[dict[str, Any]]:
+def describe(optimizers: Iterable[Optimizer], modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
     """Returns what optimizers train and the state that others like them keep.
 
+    Args:
+        optimizers: The optimizers.
+        modules: Where the parameters are; those of no module cannot have a master.
+
     Example:
-        >>> adam = torch.optim.AdamW(nn.Linear(4, 1).parameters())
-        >>> describe(adam)[0]["sizes"], describe(adam)[0]["per_value"]
-        ([4, 1], 8.0)
+        >>> model = nn.Linear(4, 1)
+        >>> (found,) = describe([torch.optim.AdamW(model.parameters())], model.modules())
+        >>> found["sizes"], found["unsplit"], found["per_value"]
+        ([4, 1], 0, 8.0)
     """
     seen, found = set[int](), list[dict[str, Any]]()
+    split = {id(each) for each in splittable(modules)}
     for optimizer in optimizers:
         trained = [each for each in trained_by(optimizer) if id(each) not in seen]
         seen |= {id(each) for each in trained}
@@ -122,6 +130,7 @@ def describe(*optimizers: Optimizer) -> list[dict[str, Any]]:
             {
                 "optimizer": type(optimizer).__name__,
                 "sizes": [each.numel() for each in trained],
+                "unsplit": sum(each.numel() for each in trained if id(each) not in split),
                 "dtypes": sorted({str(each.dtype).removeprefix("torch.") for each in trained}),
                 **asdict(state_of(type(optimizer), options, _device(trained))),
             }

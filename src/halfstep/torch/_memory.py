@@ -1,11 +1,9 @@
 """How many bytes training keeps from step to step, and what they are for."""
 
 import contextlib
-import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfstep.errors import UsageError
+from halfstep.torch._masters._kept import kept_tensors
 from halfstep.torch._region import Region, UnusedRegionWarning, prepare
 from halfstep.torch._saved import saved_bytes
 from halfstep.torch._scaling._gradients import parameters_of
@@ -72,7 +71,7 @@ def kept(
     return Kept(
         parameters=sum(each.numel() for each in trained),
         weights=counter.count(trained),
-        remainder=counter.count(list(map(_masters, optimizers))),
+        remainder=counter.count(list(map(kept_tensors, optimizers))),
         gradients=counter.count([each.grad for each in trained]),
         state=counter.count([each.state for each in optimizers]),
         others=counter.count([[*each.parameters(), *each.buffers()] for each in modules]),
@@ -84,22 +83,6 @@ def trained_by(*optimizers: Optimizer) -> list[Tensor]:
     """Returns the parameters that optimizers train, each once."""
     every = (each for optimizer in optimizers for each in parameters_of(optimizer))
     return list({id(each): each for each in every if each.requires_grad}.values())
-
-
-def takes(option: str) -> bool:
-    """Returns whether `prepare` has an option.
-
-    Example:
-        >>> takes("policy"), takes("nothing")
-        (True, False)
-    """
-    return option in inspect.signature(prepare).parameters
-
-
-def _masters(optimizer: Optimizer) -> list[Tensor]:
-    if not takes("masters"):
-        return []
-    return list(import_module("halfstep.torch._masters._kept").kept_tensors(optimizer))
 
 
 @dataclass(frozen=True)
@@ -169,16 +152,17 @@ def measure_layout(
         >>> measure_layout(nn.Linear(4, 1), torch.optim.SGD, Inputs.of(torch.ones(2, 4))).state
         0
     """
-    _refuse_unable(masters, release, inputs)
+    if release and inputs is None:
+        raise UsageError("gradients are released in a backward pass, which needs example inputs")
     trained = [each for each in model.parameters() if each.requires_grad]
     peak, optimizer = GradientPeak(trained), make(trained)
-    region = _prepared(model, optimizer, policy, masters, release)
+    regions = _prepared(model, optimizer, policy, masters, release)
     with _for_bytes_only(), peak:
         for _ in range(STEPS):
             optimizer.zero_grad()
             _loss(model, trained, inputs).backward()
             optimizer.step()
-    _refuse_skipped(region)
+    _refuse_skipped(regions)
     return kept([optimizer], [model], peak.bytes)
 
 
@@ -202,28 +186,30 @@ def activation_bytes(model: nn.Module, inputs: Inputs, policy: str = _FLOAT32) -
     return saved.bytes
 
 
-def _refuse_unable(masters: str, release: bool, inputs: Inputs | None) -> None:
-    wanted = {"masters": masters != "cast", "release": release}
-    missing = [option for option, asked in wanted.items() if asked and not takes(option)]
-    if missing:
-        raise UsageError(f"not available: this version's prepare() has no {missing[0]}")
-    if release and inputs is None:
-        raise UsageError("gradients are released in a backward pass, which needs example inputs")
-
-
 def _prepared(
     model: nn.Module, optimizer: Optimizer, policy: str, masters: str, release: bool
-) -> Region | None:
+) -> list[Region]:
     if policy == _FLOAT32:
-        return None
-    options: dict[str, Any] = {} if masters == "cast" else {"masters": masters}
-    options |= {"release": _parts(model)} if release else {}
-    return prepare(model, optimizer, policy, **options)
+        return []
+    options: dict[str, Any] = {"masters": masters, "release": release}
+    # The parts first: what is left is the whole model's.
+    parts = [*_parts(model), model] if release else [model]
+    return [prepare(part, optimizer, policy, **options) for part in parts]
 
 
 def _parts(model: nn.Module) -> list[nn.Module]:
-    """Returns the modules that hold parameters of their own."""
-    return [each for each in model.modules() if any(True for _ in each.parameters(recurse=False))]
+    """Returns the blocks of a model: what is in its outermost lists, or else its children."""
+    found = list[nn.Module]()
+    for child in model.children():
+        if isinstance(child, nn.Sequential | nn.ModuleList):
+            found += child.children()
+        elif not isinstance(child, nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
+            found += _parts(child) if _has_lists(child) else [child]
+    return [part for part in found if any(each.requires_grad for each in part.parameters())]
+
+
+def _has_lists(module: nn.Module) -> bool:
+    return any(isinstance(each, nn.ModuleList) for each in module.modules())
 
 
 def _loss(model: nn.Module, trained: Sequence[Tensor], inputs: Inputs | None) -> Tensor:
@@ -245,8 +231,7 @@ def _for_bytes_only() -> Iterator[None]:
         yield
 
 
-def _refuse_skipped(region: Region | None) -> None:
-    if region is not None and region.last_step.skipped:
-        raise UsageError(
-            f"a measured step needs finite gradients, got a skip: {region.last_step.reason}"
-        )
+def _refuse_skipped(regions: Iterable[Region]) -> None:
+    skipped = [each.last_step.reason for each in regions if each.last_step.skipped]
+    if skipped:
+        raise UsageError(f"a measured step needs finite gradients, got a skip: {skipped[0]}")

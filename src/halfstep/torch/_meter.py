@@ -43,7 +43,7 @@ class Meter:
                 f"{self._name}. Return the model that you train."
             )
         return {
-            "trained": describe(self._optimizer(trained)),
+            "trained": describe([self._optimizer(trained)], model.modules()),
             "steps": STEPS,
             "has_inputs": inputs is not None,
             "batch": inputs and inputs.batch,
