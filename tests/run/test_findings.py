@@ -36,6 +36,19 @@ def test_a_script_shows_two_layouts_and_predicts_the_others():
     assert (footprint.error, footprint.steps, footprint.device) == ("", 3, "a device")
 
 
+def test_a_script_that_splits_its_masters_shows_that():
+    found = ScriptFindings()
+    split = LAST | {"kept": LAST["kept"] | {"remainder": 16}}
+    found.add("float32", RUN, LAST)
+    found.add("mixed_bfloat16", RUN, split)
+    layouts = by_name(found.footprint("train.py", RUN))
+    assert layouts["split masters"].measured == split["kept"]
+    assert layouts["cast masters"].measured is None
+    assert layouts["cast masters"].unmeasured == "the script keeps its masters in another way"
+    found.add("mixed_bfloat16", RUN, LAST | {"kept": split["kept"] | {"gradients": 0}})
+    assert by_name(found.footprint("train.py", RUN))["split +release"].measured["gradients"] == 0
+
+
 def test_a_script_that_trains_nothing():
     found = ScriptFindings()
     found.add("float32", RunResult(policy="float32"), {})

@@ -56,6 +56,7 @@ def test_what_cannot_be_split_stays_in_float32():
         ("float32", ADAM, ""),
         ("split +8-bit", ADAM, ""),
         ("split +8-bit", Trained("SGD", (8,)), "torchao.optim has no SGD with 8-bit states"),
+        ("float32", Trained("AdamW8bit", (8,)), "the state of AdamW8bit is in 8 bits already"),
         ("float32", Trained("SGD", (8,), ("bfloat16",)), "parameters are trained in bfloat16"),
         ("float32", Trained("Odd", (8,), per_value=None, reason="it failed"), "it failed"),
     ],

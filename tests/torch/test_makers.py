@@ -69,3 +69,11 @@ def test_parameters_beside_statistics_cannot_be_split():
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
     optimizer = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(3))])
     assert describe([optimizer], model.modules())[0]["unsplit"] == 16 + 3
+
+
+def test_a_module_that_holds_the_same_values_as_buffers_does_not_count():
+    model, other = nn.Linear(4, 8), nn.Module()
+    other.weight = model.weight
+    other.register_buffer("alike", torch.ones(8, 4))
+    found = describe([torch.optim.SGD(model.parameters())], [model, other])
+    assert found[0]["unsplit"] == 0

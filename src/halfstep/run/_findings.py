@@ -5,12 +5,11 @@ from typing import Any
 
 from halfstep.errors import UsageError
 from halfstep.run._footprint import Activations, Footprint, Kept
-from halfstep.run._layouts import LAYOUTS, Layout, Trained, predicted, unpredictable
+from halfstep.run._layouts import EIGHT_BIT, LAYOUTS, Layout, Trained, predicted, unpredictable
 from halfstep.run._runs import RunResult
 from halfstep.run._untrained import why_untrained
 
-# The policies of a script whose runs stand for a layout.
-_SHOWN_BY = {"float32": "float32", "mixed_bfloat16": "cast masters"}
+_OTHER = "the script keeps its masters in another way"
 _ONLY_PREDICTED = "a script is run as it is, and would have to ask for this"
 _NOT_COUNTED = (
     "they are counted in the second step, and not in a script that ends sooner or has hooks of its "
@@ -110,9 +109,8 @@ class ScriptFindings(Findings):
 
     def __init__(self) -> None:
         super().__init__()
-        shown = _SHOWN_BY.values()
-        names = [layout.name for layout in LAYOUTS if layout.name not in shown]
-        self._unmeasured = dict.fromkeys(names, _ONLY_PREDICTED)
+        self._unmeasured = {layout.name: _ONLY_PREDICTED for layout in LAYOUTS}
+        self._unmeasured["cast masters"] = _OTHER
 
     def add(self, policy: str, run: RunResult, last: dict[str, Any]) -> None:
         """Takes one run.
@@ -126,16 +124,28 @@ class ScriptFindings(Findings):
         if policy == "float32":
             self.error, self.steps = run.error or why, last.get("steps", 0)
             self._set_trained(last.get("trained", []))
-        if policy in _SHOWN_BY:
-            self._add_layout(_SHOWN_BY[policy], last, why)
+        shown = _shown_layout(policy, last)
+        if last and shown:
+            self._measured[shown.name] = last["kept"]
+        elif shown:
+            self._unmeasured[shown.name] = why
         reason = "" if run.saved_bytes is not None else why or _NOT_COUNTED
         self.activations.append(Activations(policy, run.saved_bytes, reason=reason))
 
-    def _add_layout(self, name: str, last: dict[str, Any], why: str) -> None:
-        if last:
-            self._measured[name] = last["kept"]
-        else:
-            self._unmeasured[name] = why
+
+def _shown_layout(policy: str, last: dict[str, Any]) -> Layout | None:
+    """Returns the layout that a run of a script shows; the last policy shows no other one."""
+    kept = last.get("kept", {})
+    found = {
+        "masters": "split" if kept.get("remainder") else "cast",
+        "eight_bit": any(
+            each["optimizer"] in EIGHT_BIT.values() for each in last.get("trained", [])
+        ),
+        "release": not kept.get("gradients", 1),
+    }
+    alike = [each for each in LAYOUTS if each.policy == policy]
+    exact = (each for each in alike if all(getattr(each, n) == v for n, v in found.items()))
+    return next(exact, None) or next(iter(alike), None)
 
 
 def ended(run: RunResult) -> str:

@@ -110,8 +110,10 @@ def unpredictable(layout: Layout, trained: Iterable[Trained]) -> str:
     several = list(trained)
     narrow = sorted({dtype for each in several for dtype in each.dtypes} - {"float32"})
     unknown = [each.reason for each in several if each.per_value is None]
-    wide = sorted({each.optimizer for each in several} - EIGHT_BIT.keys())
+    names = {each.optimizer for each in several}
+    wide, low = sorted(names - EIGHT_BIT.keys()), sorted(names & set(EIGHT_BIT.values()))
     reasons = (
+        (low, f"the state of {', '.join(low)} is in 8 bits already"),
         (narrow, f"parameters are trained in {', '.join(narrow)}"),
         (unknown, "".join(unknown[:1])),
         (layout.eight_bit and wide, f"torchao.optim has no {', '.join(wide)} with 8-bit states"),

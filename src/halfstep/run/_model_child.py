@@ -1,8 +1,10 @@
 """The process that measures a model: each layout, then each policy."""
 
 import sys
+from platform import python_version
 from typing import TYPE_CHECKING, Any
 
+from halfstep import __version__
 from halfstep.errors import HalfstepError, UsageError
 from halfstep.run._compare import DEFAULT_POLICIES
 from halfstep.run._job import Job
@@ -74,4 +76,5 @@ def _text(error: Exception) -> str:
 def _send_place(send: Send) -> None:
     probe = torch_probe()
     send({"kind": "end", "device": probe.device() or processor_name()})
-    send({"kind": "versions", "versions": probe.versions()})
+    own = {"python": python_version(), "halfstep": __version__}
+    send({"kind": "versions", "versions": own | probe.versions()})

@@ -121,7 +121,8 @@ def describe(optimizers: Iterable[Optimizer], modules: Iterable[nn.Module]) -> l
         ([4, 1], 0, 8.0)
     """
     seen, found = set[int](), list[dict[str, Any]]()
-    split = {id(each) for each in splittable(modules)}
+    # One by one: what a compiler makes of a module may hold its parameters in another way.
+    split = {id(each) for module in modules for each in splittable([module])}
     for optimizer in optimizers:
         trained = [each for each in trained_by(optimizer) if id(each) not in seen]
         seen |= {id(each) for each in trained}
