@@ -6,8 +6,8 @@ are in the cache.
 """
 
 import inspect
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,10 @@ KERNELS = {
     for kernel in [getattr(_ATEN, name)]
     for overload in [getattr(kernel, each) for each in kernel.overloads()]
 }
+
+
+# A parameter, its gradient and its state.
+Row: TypeAlias = list[Tensor]
 
 
 def written(kind: Any) -> Any:
@@ -82,44 +86,53 @@ class Stream(TorchDispatchMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Runs a kernel in blocks, and anything else as it is."""
-        kwargs = kwargs or {}
         if function not in KERNELS:
-            return function(*args, **kwargs)
-        rows = list(range(len(args[0])))
-        others = [row for row in rows if id(args[0][row]) not in self._parameters]
-        if others:
-            function(*[[each[row] for row in others] if each else each for each in args], **kwargs)
-        columns = {id(args[0][row]): [each[row] for each in args if each] for row in rows}
-        empty = [not each for each in args]
-        self._run(function, columns, empty, kwargs)
+            return function(*args, **(kwargs or {}))
+        table = _Table(function, args, kwargs or {})
+        table.run([row for row in table.rows if id(row[0]) not in self._parameters])
+        self._run(table, [row for row in table.rows if id(row[0]) in self._parameters])
         return None
 
-    def _run(
-        self, function: Any, columns: dict[int, list[Tensor]], empty: Any, kwargs: Any
-    ) -> None:
-        pieces: list[Piece] = []
-        values: dict[int, list[Tensor]] = {}
-        for number, column in columns.items():
-            if number in self._parameters:
-                parameter = self._parameters[number]
-                values[id(parameter)] = column[2:]
-                pieces += self._cut(parameter, column[2:])
-        if not pieces:
-            return
+    def _run(self, table: "_Table", rows: list[Row]) -> None:
+        """Steps what stand-ins stand for, a block at a time."""
+        known = [(self._parameters[id(stand)], own) for stand, _, *own in rows]
+        state = {id(parameter): own for parameter, own in known}
+        pieces = [piece for parameter, own in known for piece in self._cut(parameter, own)]
         scratches = Scratches(2 * self._limit)
         for block in packed(pieces, self._limit):
             scratches.clear()
-            rows = [_row(piece, values[id(piece.parameter)], scratches) for piece in block]
-            lists = [list(each) for each in zip(*rows, strict=True)]
-            full = iter(lists)
-            function(*[[] if none else next(full) for none in empty], **kwargs)
-            for piece, row in zip(block, rows, strict=True):
-                write(piece, row[0])
+            fed = [_fed(piece, state[id(piece.parameter)], scratches) for piece in block]
+            table.run(fed)
+            for piece, (value, *_) in zip(block, fed, strict=True):
+                write(piece, value)
 
     def _cut(self, parameter: Tensor, state: list[Tensor]) -> list[Piece]:
         own = [parameter.grad, *[each for each in state if each.dim()]]
         alike = all(is_laid_out(each, parameter) for each in own)
         return cut(parameter, self._limit) if alike else [Piece(parameter)]
+
+
+class _Table:
+    """The arguments of a kernel, one row for each parameter.
+
+    Args:
+        kernel: The kernel.
+        lists: Parameters, gradients and state. A list may be empty.
+        settings: All else.
+    """
+
+    def __init__(self, kernel: Any, lists: Sequence[list[Tensor]], settings: Any) -> None:
+        self._kernel = kernel
+        self._is_empty = [not each for each in lists]
+        self._settings = settings
+        self.rows: list[Row] = [[*row] for row in zip(*filter(None, lists), strict=True)]
+
+    def run(self, rows: list[Row]) -> None:
+        """Calls the kernel for some rows."""
+        if rows:
+            columns = iter([[*column] for column in zip(*rows, strict=True)])
+            lists = [[] if empty else next(columns) for empty in self._is_empty]
+            self._kernel(*lists, **self._settings)
 
 
 def _stand_in(parameter: Tensor) -> Tensor:
@@ -133,7 +146,7 @@ def _stand_in(parameter: Tensor) -> Tensor:
     return stand
 
 
-def _row(piece: Piece, state: list[Tensor], scratches: Scratches) -> list[Tensor]:
+def _fed(piece: Piece, state: list[Tensor], scratches: Scratches) -> Row:
     """Returns what the kernel is given for a piece: value, gradient and state."""
     parameter = piece.parameter
     value = scratches.like(piece)
