@@ -30,7 +30,7 @@ def elsewhere():
     """Lets what is found about gradients be found on an accelerator."""
     found = Guard._found
     with mock.patch.object(
-        Guard, "_found", lambda self, them: found(self, them).as_subclass(Elsewhere)
+        Guard, "_found", lambda self, *them: found(self, *them).as_subclass(Elsewhere)
     ):
         yield
 

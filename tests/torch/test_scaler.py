@@ -19,7 +19,7 @@ from halfstep.errors import (
     UsageError,
 )
 from halfstep.torch._scaler import GradScaler
-from halfstep.torch._scaling._fused import lacks_state
+from halfstep.torch._scaling._optimizers import lacks_state
 from halfstep.torch._scaling._steps import SkippedStepsWarning
 
 

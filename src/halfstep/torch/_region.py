@@ -26,6 +26,7 @@ from halfstep.torch._regions._attach import (
     checked_optimizers,
     checked_policy,
 )
+from halfstep.torch._regions._clip import Clipping
 from halfstep.torch._regions._forward import (
     Forward,
     device_of,
@@ -49,7 +50,7 @@ class UnusedRegionWarning(UserWarning):
     """An optimizer trains a model that was prepared but never called."""
 
 
-class Region:
+class Region(Clipping):
     """A model inside which operations run in low precision; `prepare` returns it.
 
     Example:
@@ -147,7 +148,7 @@ class Region:
         """
         before = self.scale
         _checkpoint.load(self._cells, state_dict)
-        for optimizer in filter(None, (ref() for ref in self._optimizers)):
+        for optimizer in self._attached():
             guard(optimizer).join(self)
         self._known_scale = self.scale
         self._history.changed(before, self._known_scale, "load_state_dict()")
@@ -165,18 +166,19 @@ class Region:
                 module.forward = forward.original
         for release in self._releases or ():
             release.remove()
-        for optimizer in filter(None, (ref() for ref in self._optimizers)):
-            found = guard(optimizer)
-            found.part(self)
-            found.release()
         for ref in self._made_half:
             parameter = ref()
             if parameter is not None:
                 to_float32(parameter)
-        for optimizer in filter(None, (ref() for ref in self._optimizers)):
-            if self._masters is not None and not kept_tensors(optimizer):
-                guard(optimizer).feeds(None)
+        found = [(guard(optimizer), optimizer) for optimizer in self._attached()]
         self._optimizers.clear()
+        for each, _ in found:
+            each.part(self)
+            each.release()
+        for each, optimizer in found:
+            each.clips.forget(optimizer)
+            if self._masters is not None and not kept_tensors(optimizer):
+                each.feeds(None)
 
     def __repr__(self) -> str:
         module = self._module()

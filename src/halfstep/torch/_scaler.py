@@ -14,22 +14,16 @@ from halfstep.core import emit, listening
 from halfstep.errors import NoCheckError
 from halfstep.torch._scaling._checkpoint import read_state
 from halfstep.torch._scaling._clipping import Clipped, watch
-from halfstep.torch._scaling._gradients import (
-    ParameterNames,
-    gradients_of,
-)
+from halfstep.torch._scaling._gradients import ParameterNames, gradients_of
 from halfstep.torch._scaling._iteration import State, fresh_state
 from halfstep.torch._scaling._master import Masters
 from halfstep.torch._scaling._modes import PassThrough, Scaling
+from halfstep.torch._scaling._one_pass import checked_max_norm
 from halfstep.torch._scaling._optimizers import PerOptimizer
 from halfstep.torch._scaling._outputs import LossWatch
 from halfstep.torch._scaling._records import Facts
 from halfstep.torch._scaling._scale_cell import FLOAT32_MAX, ScaleCell
-from halfstep.torch._scaling._settings import (
-    checked_limit,
-    device_type,
-    loss_scale,
-)
+from halfstep.torch._scaling._settings import checked_limit, device_type, loss_scale
 from halfstep.torch._scaling._steps import NOT_YET, History, Lazy, StepRecord
 from halfstep.torch._scaling._surface import Surface
 from halfstep.torch._scaling._widening import narrow_gradients
@@ -161,6 +155,7 @@ class GradScaler(Surface, torch.amp.GradScaler):
         self._clip_watch = False
         self._clipped_finite: tuple[list[int], list[int]] | None = None
         self._scale_calls = 0
+        self._norm: Lazy[float | None] = None
 
     def scale(self, outputs: Any) -> Any:
         """Returns a tensor, or any nesting of tensors, multiplied by the scale.
@@ -178,19 +173,23 @@ class GradScaler(Surface, torch.amp.GradScaler):
         """
         self._way.unscale_(self, optimizer)
 
-    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def step(
+        self, optimizer: Optimizer, *args: Any, max_norm: float | None = None, **kwargs: Any
+    ) -> Any:
         """Unscales the gradients if need be, and steps the optimizer if all of them are finite.
 
         Args:
             optimizer: The optimizer to step.
             args: Handed on to `optimizer.step`; a closure is welcome.
+            max_norm: Clips the true-valued gradients to this norm, with no pass of its own.
             kwargs: Handed on as well.
 
         Returns:
             What `optimizer.step` returned, or None for a skipped step.
         """
+        limit = None if max_norm is None else checked_max_norm(max_norm, "GradScaler.step()")
         with telling():
-            return self._way.step(self, optimizer, args, kwargs)
+            return self._way.step(self, optimizer, args, kwargs, limit)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Moves the scale on; belongs once at the end of an iteration, after every step.
@@ -275,7 +274,7 @@ class GradScaler(Surface, torch.amp.GradScaler):
                 self._cell.start(gradient.device)
 
     def _facts(self) -> Facts:
-        return Facts(self._names, self._scale_now(), self._losses.lazily())
+        return Facts(self._names, self._scale_now(), self._losses.lazily(), norm=self._norm)
 
     def _scale_now(self) -> Lazy[float]:
         known = self._cell.known_scale()

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from halfstep.core import emit, listening
 from halfstep.torch._masters._kept import kept_tensors
 from halfstep.torch._masters._step import Feeding
+from halfstep.torch._regions._known import Clips
 from halfstep.torch._regions._state import faults
 from halfstep.torch._scaling._closure import (
     NonFiniteEvaluationError,
@@ -20,9 +21,9 @@ from halfstep.torch._scaling._closure import (
     closure_of,
     with_closure,
 )
-from halfstep.torch._scaling._fused import lacks_state, takes_scaler
 from halfstep.torch._scaling._gradients import ParameterNames, check, gradients_of
 from halfstep.torch._scaling._iteration import total
+from halfstep.torch._scaling._optimizers import lacks_state, takes_scaler
 from halfstep.torch._scaling._records import Facts, skipped_record, unknown_record
 from halfstep.torch._scaling._steps import History, Lazy, StepRecord
 from halfstep.torch._telling import is_telling, telling
@@ -72,6 +73,7 @@ class Guard:
         # Of steps that no region tells about.
         self._history = History()
         self._unseen = 0
+        self.clips = Clips()
         self.optimizer = weakref.ref(optimizer)
         fronts = {"step": self._guard_step, "zero_grad": self._guard_zero_grad}
         self._own = {name: optimizer.__dict__.get(name) for name in fronts}
@@ -118,6 +120,7 @@ class Guard:
         # A scaler has looked already: ours says so, PyTorch's hands over what it found.
         looked = is_telling() or hasattr(optimizer, "found_inf")
         if looked or not (self._faults or self.keeper or self._feeding):
+            self.clips.forget(optimizer)
             return self._run("step", optimizer, args, kwargs)
         with telling():
             if closure_of(args, kwargs) is not None:
@@ -145,6 +148,7 @@ class Guard:
     def _guard_zero_grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Clears the gradients, and forgets what happened to them."""
         optimizer = self._alive("zero_grad")
+        self.clips.drop()
         for region in self.regions:
             self.join(region)
         return self._run("zero_grad", optimizer, args, kwargs)
@@ -173,8 +177,13 @@ class Guard:
     def _step_checked(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         gradients = gradients_of(optimizer)
         if not gradients or gradients[0].is_meta:
+            self.clips.drop()
             return self._take(optimizer, args, kwargs)
-        found = self._found(gradients)
+        with self.clips.step(optimizer, gradients) as known:
+            return self._step_known(optimizer, self._found(gradients, known), args, kwargs)
+
+    def _step_known(self, optimizer: Optimizer, found: Tensor, args: Any, kwargs: Any) -> Any:
+        """Steps the optimizer where nothing was found, which an accelerator may have to tell."""
         kind: Any = type(optimizer)
         fused = getattr(optimizer, "_step_supports_amp_scaling", False)
         if fused and not (found.is_cpu or takes_scaler(kind) or lacks_state(optimizer)):
@@ -183,10 +192,11 @@ class Guard:
             return self._skip(optimizer)
         return self._take(optimizer, args, kwargs)
 
-    def _found(self, gradients: list[Tensor]) -> Tensor:
+    def _found(self, gradients: list[Tensor], found: Tensor | None = None) -> Tensor:
         """Returns 1.0 where a gradient is not finite, or was not as it left a region, else 0.0."""
         device = gradients[0].device
-        found = total([*check(gradients, device).values()], device)
+        if found is None:
+            found = total([*check(gradients, device).values()], device)
         for region in self.regions:
             known = self._faults[region]
             news = faults(region._cells) - known
@@ -244,6 +254,8 @@ class Guard:
         def evaluate() -> Any:
             loss = closure()
             gradients = gradients_of(optimizer)
+            # What is left of the step is the optimizer's own, which knows nothing of clipping.
+            self.clips.forget(optimizer)
             if gradients and self._found(gradients).item():
                 raise NonFiniteEvaluationError
             return loss
@@ -252,7 +264,7 @@ class Guard:
 
     def _take(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         result = self._run("step", optimizer, args, kwargs)
-        self._note(optimizer, StepRecord(scale=self._scale()))
+        self._note(optimizer, StepRecord(scale=self._scale(), grad_norm=self.clips.norm))
         return result
 
     def _skip(self, optimizer: Optimizer) -> None:
@@ -271,8 +283,9 @@ class Guard:
         names = ParameterNames(*filter(None, (region._module() for region in regions)))
         foreign = [region._cells.foreign.clone() for region in regions if region._scaled]
         if not foreign:
-            return Facts(names)
-        return Facts(names, self._scale(), lambda: any(each.item() for each in foreign), ARRIVED)
+            return Facts(names, norm=self.clips.norm)
+        arrived = lambda: any(each.item() for each in foreign)  # noqa: E731
+        return Facts(names, self._scale(), arrived, ARRIVED, self.clips.norm)
 
     def _scale(self) -> Lazy[float]:
         """Returns the scale of the first region that has one, or what will tell it."""

@@ -71,6 +71,11 @@ def _note(function: str, gradients: list[Tensor], ids: list[int]) -> None:
             scaler._clips.append(Clipped(function, gradients, ids))
 
 
+def note_clipping(function: str, gradients: list[Tensor]) -> None:
+    """Tells scalers that gradients are clipped by a function that is not PyTorch's."""
+    _note(function, gradients, [*map(id, gradients)])
+
+
 @functools.cache
 def install() -> None:
     """Wraps the inner functions of PyTorch's clipping, once per process."""

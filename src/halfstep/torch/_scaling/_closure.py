@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from halfstep.torch._scaling._gradients import parameters_of
+from halfstep.torch._scaling._gradients import gradients_of, parameters_of
 from halfstep.torch._scaling._master import Swap
+from halfstep.torch._scaling._one_pass import clip, lazily
 from halfstep.torch._scaling._widening import narrow_gradients
 
 if TYPE_CHECKING:
@@ -53,15 +54,22 @@ class Evaluation:
         optimizer: The optimizer that is stepping.
         closure: Computes the loss and its gradients.
         swap: Shows the model its own parameters while the closure runs.
+        max_norm: What the gradients of each evaluation are clipped to, or None.
     """
 
     def __init__(
-        self, scaler: "GradScaler", optimizer: Optimizer, closure: Any, swap: Swap
+        self,
+        scaler: "GradScaler",
+        optimizer: Optimizer,
+        closure: Any,
+        swap: Swap,
+        max_norm: float | None = None,
     ) -> None:
         self._scaler = scaler
         self._optimizer = optimizer
         self._closure = closure
         self._swap = swap
+        self._max_norm = max_norm
 
     def __call__(self) -> Any:
         with self._swap.undone():
@@ -79,7 +87,18 @@ class Evaluation:
                 scaler.unscale_(self._optimizer)
             if any(found.item() for found in state["found_inf_per_device"].values()):
                 raise NonFiniteEvaluationError
+        self._clip()
         return loss
+
+    def _clip(self) -> None:
+        gradients = gradients_of(self._optimizer)
+        if self._max_norm is None or not gradients:
+            return
+        norm = clip(gradients, self._max_norm)
+        self._scaler._norm = lazily(norm)
+        # Sums that overflowed, where only a device knows the numbers.
+        if not norm.is_cpu and not norm.isfinite().item():
+            raise NonFiniteEvaluationError
 
 
 class Snapshot:

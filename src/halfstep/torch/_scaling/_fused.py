@@ -4,8 +4,6 @@ Such an optimizer finds the scale in its attribute `grad_scale` and the outcome 
 `found_inf`, and its kernel skips the update without anybody waiting for the device.
 """
 
-import functools
-import inspect
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +11,8 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
+from halfstep.errors import UsageError
+from halfstep.torch._scaling._clipped_step import Clipping
 from halfstep.torch._scaling._iteration import (
     State,
     finish,
@@ -24,6 +24,7 @@ from halfstep.torch._scaling._iteration import (
     total,
 )
 from halfstep.torch._scaling._master import has_half
+from halfstep.torch._scaling._optimizers import lacks_state, takes_scaler
 from halfstep.torch._scaling._records import skipped_record, taken_record, unknown_record
 from halfstep.torch._scaling._steps import EMPTY, LATE, levels_to_user
 from halfstep.torch._scaling._widening import narrow_gradients
@@ -33,13 +34,22 @@ if TYPE_CHECKING:
 
 
 def step_fused(
-    scaler: "GradScaler", optimizer: Optimizer, state: State, args: Any, kwargs: Any
+    scaler: "GradScaler",
+    optimizer: Optimizer,
+    state: State,
+    args: Any,
+    kwargs: Any,
+    max_norm: float | None,
 ) -> Any:
     """Steps an optimizer whose kernel knows what to do with a scale."""
     kind: Any = type(optimizer)
     if takes_scaler(kind):
+        _refuse_old(kind, max_norm)
         return _step_with_scaler(scaler, optimizer, state, args, kwargs)
-    late = _check(scaler, optimizer, state)
+    clipping = Clipping(scaler, optimizer, state, max_norm)
+    by = clipping.by_kernel()
+    late = [] if by is not None else _check(scaler, optimizer, state)
+    clipping.of_unscaled()
     founds = founds_of([state])
     if not founds:
         finish(scaler, optimizer, skipped_record(scaler._facts(), optimizer, EMPTY))
@@ -49,7 +59,7 @@ def step_fused(
         reason = LATE if late and not is_bad(state) else ""
         finish(scaler, optimizer, skipped_record(scaler._facts(), optimizer, reason))
         return None
-    optimizer.grad_scale = _scale_for(scaler, optimizer, state)  # type: ignore[attr-defined]
+    optimizer.grad_scale = _scale_for(scaler, optimizer, state, by)  # type: ignore[attr-defined]
     optimizer.found_inf = found  # type: ignore[attr-defined]
     try:
         result = step_optimizer(scaler._masters, optimizer, args, kwargs)
@@ -67,18 +77,6 @@ def _is_known_bad(optimizer: Optimizer, found: Tensor) -> bool:
     return (found.is_cpu or lacks_state(optimizer)) and bool(found.item())
 
 
-def lacks_state(optimizer: Optimizer) -> bool:
-    """Returns whether a parameter that is about to be stepped has no state yet."""
-    state = getattr(optimizer, "state", {})
-    return any(
-        parameter.grad is not None and not state.get(parameter)
-        for group in optimizer.param_groups
-        # SGD without momentum never keeps any.
-        if group.get("momentum") != 0
-        for parameter in group["params"]
-    )
-
-
 def _check(scaler: "GradScaler", optimizer: Optimizer, state: State) -> list[Tensor]:
     """Checks gradients; returns what was found in those that changed after unscale_()."""
     if state["stage"] is not OptState.READY:
@@ -92,12 +90,16 @@ def _check(scaler: "GradScaler", optimizer: Optimizer, state: State) -> list[Ten
     return []
 
 
-def _scale_for(scaler: "GradScaler", optimizer: Optimizer, state: State) -> Tensor | None:
+def _scale_for(
+    scaler: "GradScaler", optimizer: Optimizer, state: State, by: Tensor | None
+) -> Tensor | None:
     given: Tensor | None = getattr(optimizer, "grad_scale", None)
     if state["stage"] is not OptState.READY:
         return given
     scale, _ = scaler._check_scale_growth_tracker("step")
-    return scale if given is None else scale * given
+    for factor in (by, given):
+        scale = scale if factor is None else scale * factor.to(scale.device, non_blocking=True)
+    return scale
 
 
 def _finish(scaler: "GradScaler", optimizer: Optimizer, found: Tensor) -> None:
@@ -110,6 +112,15 @@ def _finish(scaler: "GradScaler", optimizer: Optimizer, found: Tensor) -> None:
     else:
         record = taken_record(scaler._facts())
     finish(scaler, optimizer, record)
+
+
+def _refuse_old(kind: Any, max_norm: float | None) -> None:
+    if max_norm is not None:
+        raise UsageError(
+            f"GradScaler.step(max_norm=...) needs an optimizer that reads its attribute "
+            f"grad_scale, got {kind.__name__}, whose step() takes a grad_scaler. Call unscale_() "
+            "and torch.nn.utils.clip_grad_norm_() before step()."
+        )
 
 
 def _step_with_scaler(
@@ -129,8 +140,3 @@ def _step_with_scaler(
     else:
         finish(scaler, optimizer, taken_record(scaler._facts()))
     return result
-
-
-@functools.lru_cache(maxsize=64)
-def takes_scaler(kind: Any) -> bool:
-    return "grad_scaler" in inspect.signature(kind.step).parameters

@@ -62,7 +62,7 @@ def unscale(kinds: Kinds, inverse: Tensor, found: Tensor, *, again: bool) -> Fou
                 inverses[device] = inverse.to(device, non_blocking=True)
                 founds[device] = torch.zeros((), dtype=torch.float32, device=device)
             checked[device] = founds[device]
-            values = group if layout is torch.strided else [_values(each) for each in group]
+            values = group if layout is torch.strided else [stored_values(each) for each in group]
             _multiply_and_check(values, founds[device], inverses[device])
             if layout is torch.sparse_coo:
                 _check_sums(group, founds[device])
@@ -80,11 +80,16 @@ def by_kind(gradients: list[Tensor]) -> Kinds:
     return kinds
 
 
-def _values(gradient: Tensor) -> Tensor:
+def stored_values(gradient: Tensor) -> Tensor:
     """Returns the stored numbers of a gradient, sharing its memory."""
     if gradient.layout is torch.strided:
         return gradient
     return gradient._values() if gradient.is_sparse else gradient.values()
+
+
+def summed_values(gradient: Tensor) -> Tensor:
+    """Returns the numbers of a gradient, with duplicate indices added up as optimizers do it."""
+    return gradient.coalesce()._values() if gradient.is_sparse else stored_values(gradient)
 
 
 def _check_sums(group: list[Tensor], found: Tensor) -> None:
@@ -185,5 +190,5 @@ def culprits(optimizer: Optimizer, names: ParameterNames) -> Culprits:
 
 
 def _inf_and_nan(gradient: Tensor) -> Tensor:
-    values = gradient.coalesce()._values() if gradient.is_sparse else _values(gradient)
+    values = summed_values(gradient)
     return torch.stack([values.isinf().any(), values.isnan().any()])

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from halfstep.core import ScaleState, emit, listening
 from halfstep.errors import NonFiniteError
 from halfstep.torch._private import break_graphs
+from halfstep.torch._scaling._clipped_step import Clipping, clipped_step
 from halfstep.torch._scaling._closure import (
     Evaluation,
     NonFiniteEvaluationError,
@@ -25,6 +26,7 @@ from halfstep.torch._scaling._iteration import (
     State,
     finish,
     founds_of,
+    is_bad,
     known_bad,
     latest_skip,
     refuse_order,
@@ -66,10 +68,20 @@ class PassThrough:
     def unscale_(self, scaler: "GradScaler", optimizer: Optimizer) -> None:
         """Does nothing."""
 
-    def step(self, scaler: "GradScaler", optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """Steps the optimizer."""
-        result = optimizer.step(*args, **kwargs)
-        scaler._record(optimizer, StepRecord())
+    def step(
+        self,
+        scaler: "GradScaler",
+        optimizer: Optimizer,
+        args: Any,
+        kwargs: Any,
+        max_norm: float | None = None,
+    ) -> Any:
+        """Steps the optimizer, which finds clipped gradients if there is a limit."""
+        if max_norm is None:
+            result, norm = optimizer.step(*args, **kwargs), None
+        else:
+            result, norm = clipped_step(optimizer, args, kwargs, max_norm)
+        scaler._record(optimizer, StepRecord(grad_norm=norm))
         return result
 
     def update(self, scaler: "GradScaler", new_scale: Any) -> None:
@@ -131,7 +143,14 @@ class Scaling:
         state["stage"] = OptState.UNSCALED
 
     @_not_compiled
-    def step(self, scaler: "GradScaler", optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    def step(
+        self,
+        scaler: "GradScaler",
+        optimizer: Optimizer,
+        args: Any,
+        kwargs: Any,
+        max_norm: float | None = None,
+    ) -> Any:
         """Unscales what is not unscaled yet, and steps the optimizer if all is finite."""
         checked_optimizer(optimizer, "step()")
         closure = closure_of(args, kwargs)
@@ -142,27 +161,42 @@ class Scaling:
         refuse_order(state["stage"], "step")
         scaler._losses.shared = len(scaler._per_optimizer_states) > 1
         if closure is not None:
-            return self._step_closure(scaler, optimizer, args, kwargs)
+            return self._step_closure(scaler, optimizer, args, kwargs, max_norm)
         if getattr(optimizer, "_step_supports_amp_scaling", False):
-            return step_fused(scaler, optimizer, state, args, kwargs)
-        if self._is_refused(scaler, optimizer, state):
+            return step_fused(scaler, optimizer, state, args, kwargs, max_norm)
+        if self._is_refused(scaler, optimizer, state, max_norm):
             return None
         result = scaler._maybe_opt_step(optimizer, state, *args, **kwargs)
         finish(scaler, optimizer, taken_record(scaler._facts()))
         return result
 
-    def _is_refused(self, scaler: "GradScaler", optimizer: Optimizer, state: State) -> bool:
-        """Returns whether an optimizer must not step, and notes why."""
-        if state["stage"] is OptState.READY:
+    def _is_refused(
+        self,
+        scaler: "GradScaler",
+        optimizer: Optimizer,
+        state: State,
+        max_norm: float | None = None,
+    ) -> bool:
+        """Returns whether an optimizer must not step, and notes why; clips if it may."""
+        clipping = Clipping(scaler, optimizer, state, max_norm)
+        if state["stage"] is OptState.READY and not clipping.by_multiplying():
             state["in_step"] = True
             scaler.unscale_(optimizer)
         reason = why_refused(scaler, optimizer, state)
+        if reason is None:
+            clipping.of_unscaled()
+            reason = "" if is_bad(state) else None
         if reason is not None:
             finish(scaler, optimizer, skipped_record(scaler._facts(), optimizer, reason))
         return reason is not None
 
     def _step_closure(
-        self, scaler: "GradScaler", optimizer: Optimizer, args: Any, kwargs: Any
+        self,
+        scaler: "GradScaler",
+        optimizer: Optimizer,
+        args: Any,
+        kwargs: Any,
+        max_norm: float | None,
     ) -> Any:
         """Steps an optimizer that evaluates the loss, or undoes the step if a result was bad."""
         state = scaler._per_optimizer_states[id(optimizer)]
@@ -172,7 +206,8 @@ class Scaling:
         snapshot = Snapshot(optimizer, scaler._masters.kept(optimizer))
         try:
             with scaler._masters.step(optimizer) as swap:
-                evaluation = Evaluation(scaler, optimizer, closure_of(args, kwargs), swap)
+                closure = closure_of(args, kwargs)
+                evaluation = Evaluation(scaler, optimizer, closure, swap, max_norm)
                 args, kwargs = with_closure(args, kwargs, evaluation)
                 result = optimizer.step(*args, **kwargs)
         except NonFiniteEvaluationError:

@@ -1,5 +1,7 @@
 """What is remembered about optimizers, without keeping one alive."""
 
+import functools
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -31,6 +33,30 @@ def checked_optimizer(optimizer: Any, function: str) -> None:
             f"{function} needs an optimizer, got {type(optimizer).__name__}. Pass the "
             "torch.optim.Optimizer whose parameters were in backward()."
         )
+
+
+@functools.lru_cache(maxsize=64)
+def takes_scaler(kind: Any) -> bool:
+    """Returns whether optimizers of a class follow the older protocol of fused kernels."""
+    return "grad_scaler" in inspect.signature(kind.step).parameters
+
+
+def divides(optimizer: Any) -> bool:
+    """Returns whether the kernel of an optimizer divides gradients by its `grad_scale`."""
+    kind: Any = type(optimizer)
+    return getattr(optimizer, "_step_supports_amp_scaling", False) and not takes_scaler(kind)
+
+
+def lacks_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns whether a parameter that is about to be stepped has no state yet."""
+    state = getattr(optimizer, "state", {})
+    return any(
+        parameter.grad is not None and not state.get(parameter)
+        for group in optimizer.param_groups
+        # SGD without momentum never keeps any.
+        if group.get("momentum") != 0
+        for parameter in group["params"]
+    )
 
 
 class PerOptimizer(Generic[Value]):

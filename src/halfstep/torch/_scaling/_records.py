@@ -26,17 +26,19 @@ class Facts(NamedTuple):
         scale: The scale in the gradients of the step.
         fault: Whether it is known that no scale would have helped.
         fault_reason: What that fault is, in words.
+        norm: The norm of the gradients before they were clipped.
     """
 
     names: ParameterNames
     scale: Lazy[float] = 1.0
     fault: Lazy[bool] = False
     fault_reason: str = LOSS
+    norm: Lazy[float | None] = None
 
 
 def taken_record(facts: Facts) -> StepRecord:
     """Returns the record of a step that was taken."""
-    return StepRecord(scale=facts.scale, loss_nonfinite=facts.fault)
+    return StepRecord(scale=facts.scale, loss_nonfinite=facts.fault, grad_norm=facts.norm)
 
 
 def skipped_record(facts: Facts, optimizer: Optimizer, reason: str = "") -> StepRecord:
@@ -52,6 +54,7 @@ def skipped_record(facts: Facts, optimizer: Optimizer, reason: str = "") -> Step
         scale=facts.scale,
         nonfinite=found,
         loss_nonfinite=fault,
+        grad_norm=facts.norm,
     )
 
 
@@ -64,6 +67,7 @@ def unknown_record(facts: Facts, optimizer: Optimizer, found: Tensor) -> StepRec
         scale=facts.scale,
         nonfinite=later.nonfinite,
         loss_nonfinite=later.fault,
+        grad_norm=facts.norm,
     )
 
 

@@ -21,6 +21,7 @@ LATE = "a gradient became non-finite after unscale_()"
 EMPTY = "no gradients"
 NOT_YET = "step() was not called yet"
 _SHOWN = 5
+_FIELDS = ("skipped", "reason", "scale", "nonfinite", "loss_nonfinite", "grad_norm")
 
 
 class SkippedStepsWarning(UserWarning):
@@ -28,7 +29,7 @@ class SkippedStepsWarning(UserWarning):
 
 
 class StepRecord:
-    """What one call of `GradScaler.step` did.
+    """What one call of `GradScaler.step`, or of an optimizer of a region, did.
 
     Every value may be given as a function without arguments; it is asked once, when somebody
     reads the value, so that a step on an accelerator does not wait for the device.
@@ -39,16 +40,18 @@ class StepRecord:
         scale: The loss scale during the step.
         nonfinite: Name and kind, "inf", "nan" or "inf and nan", of each non-finite gradient.
         loss_nonfinite: Whether what was passed to `scale` was already not finite.
+        grad_norm: The norm that clipping found before the step, None if there was none.
 
     Example:
         >>> record = StepRecord(skipped=lambda: False, scale=8.0)
         >>> record.skipped
         False
         >>> record
-        StepRecord(skipped=False, reason='', scale=8.0, nonfinite=(), loss_nonfinite=False)
+        StepRecord(skipped=False, reason='', scale=8.0, nonfinite=(), loss_nonfinite=False, \
+grad_norm=None)
     """
 
-    __slots__ = ("__weakref__", "_loss_nonfinite", "_nonfinite", "_reason", "_scale", "_skipped")
+    __slots__ = ("__weakref__", *(f"_{name}" for name in _FIELDS))
 
     def __init__(
         self,
@@ -58,12 +61,14 @@ class StepRecord:
         scale: Lazy[float] = 1.0,
         nonfinite: Lazy[Culprits] = (),
         loss_nonfinite: Lazy[bool] = False,
+        grad_norm: Lazy[float | None] = None,
     ) -> None:
         self._skipped = skipped
         self._reason = reason
         self._scale = scale
         self._nonfinite = nonfinite
         self._loss_nonfinite = loss_nonfinite
+        self._grad_norm = grad_norm
 
     @property
     def skipped(self) -> bool:
@@ -91,6 +96,11 @@ class StepRecord:
         return self._read("_loss_nonfinite")
 
     @property
+    def grad_norm(self) -> float | None:
+        """The norm of the true-valued gradients before clipping, None if nobody measured it."""
+        return self._read("_grad_norm")
+
+    @property
     def known(self) -> bool:
         """Whether the host knows the outcome without waiting for a device."""
         return not callable(self._skipped)
@@ -103,8 +113,7 @@ class StepRecord:
         return value
 
     def _values(self) -> dict[str, Any]:
-        names = ("skipped", "reason", "scale", "nonfinite", "loss_nonfinite")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _FIELDS}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self._values(),)

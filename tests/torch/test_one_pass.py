@@ -1,0 +1,143 @@
+import math
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+
+from halfstep.errors import UsageError
+from halfstep.torch._scaling._one_pass import (
+    checked_max_norm,
+    clip,
+    clip_or_put_off,
+    coefficient,
+    divisor,
+    finite_norm_of,
+    multiply,
+    norm_of,
+    tells_of_all,
+)
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+@given(
+    st.lists(st.lists(st.floats(-1e4, 1e4, width=32), max_size=4), max_size=4),
+    st.sampled_from([1.0, 2.0, 3.0, math.inf]),
+)
+def test_the_norm_is_pytorchs(values, kind):
+    gradients = [torch.tensor(each) for each in values]
+    expected = torch.nn.utils.get_total_norm([each for each in gradients if each.numel()], kind)
+    assert torch.equal(norm_of(gradients, kind), expected)
+    assert torch.equal(finite_norm_of(gradients, kind), expected)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_norms_of_half_precision_are_computed_in_float32(dtype):
+    gradients = [torch.full((100,), 60000.0, dtype=dtype), torch.full((3,), 0.1, dtype=dtype)]
+    norm = norm_of(gradients)
+    assert norm.dtype is torch.float32
+    expected = torch.cat(gradients).double().norm()
+    assert math.isclose(norm.item(), expected.item(), rel_tol=1e-6)
+
+
+def test_norms_of_float64_stay_in_float64():
+    gradients = [torch.tensor([1.0, 1e-12], dtype=torch.float64), torch.ones(2)]
+    assert norm_of(gradients).dtype is torch.float64
+
+
+def test_complex_gradients_have_real_norms():
+    assert norm_of([torch.tensor([3.0 + 4.0j])]) == 5.0
+
+
+def test_sparse_gradients_are_added_up_first():
+    indices = torch.tensor([[0, 0, 2]])
+    with torch.sparse.check_sparse_tensor_invariants():
+        gradient = torch.sparse_coo_tensor(indices, torch.tensor([1.0, 2.0, 4.0]), (3,))
+    assert norm_of([gradient]) == 5.0
+    clip([gradient], 2.5)
+    assert torch.allclose(gradient.to_dense(), torch.tensor([1.5, 0.0, 2.0]))
+
+
+def test_no_gradients_have_the_norm_zero():
+    assert norm_of([]) == norm_of([torch.empty(0)], math.inf) == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("kind", [2.0, 3.0])
+def test_a_sum_that_overflows_is_added_up_again(dtype, kind):
+    size = 1e200 if dtype is torch.float64 else 2e30
+    gradients = [torch.full((2,), size, dtype=dtype), torch.full((6,), -size, dtype=dtype)]
+    assert norm_of(gradients, kind) == torch.inf
+    norm = finite_norm_of(gradients, kind)
+    assert math.isclose(norm.item(), 8 ** (1 / kind) * size, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_gradients_that_are_not_finite_stay_as_they_are(bad):
+    gradients = [torch.tensor([1.0, bad]), torch.tensor([3.0])]
+    norm = clip(gradients, 0.5)
+    assert not norm.isfinite()
+    assert gradients[1] == 3.0
+
+
+def test_gradients_whose_norm_no_float32_holds_are_clipped():
+    gradients = [torch.full((16,), 3e38)]
+    assert math.isclose(clip(gradients, 2.0).item(), 1.2e39, rel_tol=1e-6)
+    assert torch.allclose(gradients[0], torch.tensor(0.5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
+def test_a_factor_of_one_is_no_pass(dtype):
+    gradient = torch.ones(3, dtype=dtype)
+    multiply([gradient], torch.tensor(4.0), torch.tensor(0.25))
+    assert gradient._version == 0
+
+
+def test_a_product_that_float32_cannot_hold_is_exact():
+    gradient = torch.tensor([2.0**120])
+    multiply([gradient], torch.tensor(2.0**-100), torch.tensor(2.0**-44 + 2.0**-60))
+    assert math.isclose(gradient.item(), 2.0**-24 + 2.0**-40, rel_tol=1e-6)
+
+
+@given(st.floats(0.0, 1e6, width=32), st.floats(1e-3, 1e6))
+def test_dividing_is_multiplying(size, max_norm):
+    norm = torch.tensor(size)
+    factor, by = coefficient(norm, max_norm), divisor(norm, max_norm)
+    assert by >= 1.0
+    assert by == 1.0 or factor < 1.0
+    assert math.isclose(factor * by, 1.0, rel_tol=5e-7)
+
+
+def test_what_is_put_off_is_left_to_kernels():
+    gradients = [torch.tensor([3.0]), torch.tensor([4.0])]
+    assert clip_or_put_off(norm_of(gradients), gradients, 6.0, kernels=True) is None
+    by = clip_or_put_off(norm_of(gradients), gradients, 2.5, kernels=True)
+    assert math.isclose(by.item(), 2.0, rel_tol=1e-6)
+    assert gradients[0] == 3.0
+    assert clip_or_put_off(norm_of(gradients), gradients, 2.5, kernels=False) is None
+    assert math.isclose(gradients[0].item(), 1.5, rel_tol=1e-6)
+
+
+def test_kernels_do_not_clip_what_float32_is_too_coarse_for():
+    gradients = [torch.full((2,), 3.0, dtype=torch.float64)]
+    assert clip_or_put_off(norm_of(gradients), gradients, 1.0, kernels=True) is None
+    assert math.isclose(norm_of(gradients).item(), 1.0, rel_tol=1e-6)
+
+
+def test_which_norms_tell_of_every_entry():
+    assert [kind for kind in (0.0, 0.5, 1.0, 2.0, math.inf) if tells_of_all(kind)] == [
+        1.0,
+        2.0,
+        math.inf,
+    ]
+
+
+@pytest.mark.parametrize("max_norm", [0, -1.0, math.nan, True, "1", torch.ones(())])
+def test_limits_that_make_no_sense_are_refused(max_norm):
+    with pytest.raises(UsageError) as caught:
+        checked_max_norm(max_norm, "step()")
+    assert str(caught.value) == (
+        f"step() needs max_norm > 0, got {max_norm!r}. Pass a number such as 1.0, or math.inf to "
+        "measure without clipping."
+    )
