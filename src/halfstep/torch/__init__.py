@@ -26,9 +26,9 @@ from halfstep.torch._master import Masters as Masters
 from halfstep.torch._master import float32_state_dict as float32_state_dict
 from halfstep.torch._master import keep_masters as keep_masters
 from halfstep.torch._master import load_float32_state_dict as load_float32_state_dict
+from halfstep.torch._prepare import prepare as prepare
 from halfstep.torch._region import Region as Region
 from halfstep.torch._region import UnusedRegionWarning as UnusedRegionWarning
-from halfstep.torch._region import prepare as prepare
 from halfstep.torch._regions._release import accumulate as accumulate
 from halfstep.torch._saved import saved_bytes as saved_bytes
 from halfstep.torch._scaler import GradScaler as GradScaler

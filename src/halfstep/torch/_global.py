@@ -15,7 +15,8 @@ from halfstep.core import Policy
 from halfstep.errors import UsageError
 from halfstep.torch._engine import _state
 from halfstep.torch._patches import replace
-from halfstep.torch._region import Region, prepare
+from halfstep.torch._prepare import prepare
+from halfstep.torch._region import Region
 from halfstep.torch._regions._attach import checked_masters, checked_policy, uncompiled
 from halfstep.torch._regions._forward import forward_of
 from halfstep.torch._regions._guard import Guard, guard

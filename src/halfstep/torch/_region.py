@@ -1,4 +1,4 @@
-"""A model inside which gradients are scaled and outside of which they are true: one line."""
+"""A region: a model inside which gradients are scaled and outside of which they are true."""
 
 import warnings
 import weakref
@@ -10,36 +10,30 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import TensorWeakRef
 
-from halfstep.core import Policy, ScaleState, emit, listening
+from halfstep.core import Policy, ScaleState
 from halfstep.errors import NonFiniteError, UsageError
 from halfstep.torch._autocast import settings_of
 from halfstep.torch._dtypes import compute_dtype
 from halfstep.torch._master import attach_masters, make_half
-from halfstep.torch._masters._convert import splittable, to_float32
+from halfstep.torch._masters._convert import to_float32
 from halfstep.torch._masters._kept import kept_tensors
 from halfstep.torch._masters._settings import MasterSettings
 from halfstep.torch._private import SEES_ATTRIBUTES
 from halfstep.torch._regions import _checkpoint
 from halfstep.torch._regions._attach import (
-    checked_masters,
-    checked_module,
     checked_optimizers,
-    checked_policy,
 )
 from halfstep.torch._regions._clip import Clipping
 from halfstep.torch._regions._forward import (
-    Forward,
-    device_of,
     forward_of,
-    own_modules,
     own_parameters,
 )
 from halfstep.torch._regions._graph import Capture
 from halfstep.torch._regions._guard import guard
 from halfstep.torch._regions._release import Release
 from halfstep.torch._regions._release import release as release_of
-from halfstep.torch._regions._state import Cells, fresh, overflowed, settled
-from halfstep.torch._regions._strays import Leaves, refuse_half
+from halfstep.torch._regions._state import Cells, overflowed, settled
+from halfstep.torch._regions._strays import Leaves
 from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord, advice, levels_to_user
 from halfstep.torch._tracing import constant
 
@@ -257,88 +251,3 @@ def _raise(error: UsageError) -> None:
 
 def _leave(_copy: Region) -> None:
     """Lets a copy be what it is."""
-
-
-def prepare(
-    model: nn.Module,
-    optimizer: Optimizer | Iterable[Optimizer] | None = None,
-    policy: Policy | str = "mixed_float16",
-    *,
-    masters: str = "cast",
-    grad_dtype: str | None = None,
-    bucket_bytes: int | None = None,
-    release: bool = False,
-) -> Region:
-    """Makes a model train in mixed precision, in place; the training loop stays as it is.
-
-    Inside the model, operations run in the precision that the policy's rules choose, and gradients
-    are scaled so that small ones survive. Outside, everything has its true value: outputs, the
-    gradients of parameters and inputs, what hooks see, what is accumulated or clipped. The model
-    stays what it was: its class, attributes, hooks and state dict do not change.
-
-    Args:
-        model: The model, or a part of one, before or after `torch.compile`. A part that was
-            prepared by itself keeps its own policy.
-        optimizer: One or several optimizers that train it. They then skip a step whose gradients
-            are not finite, and leave parameters, state and step counts as they were.
-        policy: The policy, or its text.
-        masters: Where float32 masters are. `cast`: parameters stay in float32, and are cast where
-            they are used. `split`: parameters become the policy's `param_dtype`, bfloat16 where it
-            is float32, and the bits that they lack are kept beside the optimizer, exactly.
-        grad_dtype: With `split`, what gradients are kept in; see `keep_masters`.
-        bucket_bytes: With `split`, how much float32 there may be in a step; see `keep_masters`.
-        release: Whether gradients are applied, and freed, as soon as backward has left the model,
-            which is then a part of what the optimizer trains. All of its parameters are stepped, or
-            none. `optimizer.step()` does the rest.
-
-    Returns:
-        What tells about scale and steps, is saved with a checkpoint, and undoes it all.
-
-    Raises:
-        UsageError: The model is not a module, is a region already or trains parameters in half
-            precision; an optimizer is none, or trains nothing in the model.
-        PolicyError: The policy cannot be read or followed.
-
-    Example:
-        >>> import torch
-        >>> model = torch.nn.Linear(4, 1)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> region = prepare(model, optimizer, policy="mixed_bfloat16")
-        >>> for _ in range(3):
-        ...     optimizer.zero_grad()
-        ...     loss = model(torch.ones(2, 4)).square().mean()
-        ...     loss.backward()
-        ...     optimizer.step()
-        >>> region.history
-        3 steps, 0 skipped, 0 of them in a row up to now
-    """
-    module = checked_module(model)
-    before = forward_of(module)
-    if before is not None and before.region._automatic:
-        # Nobody asked for that one in particular.
-        before.region.remove()
-    elif before is not None:
-        raise UsageError(
-            f"prepare needs a model that is not prepared yet, got {type(module).__name__}, which "
-            "is. Call remove() on what prepare returned first, or attach() to add an optimizer."
-        )
-    optimizers = checked_optimizers(optimizer, module)
-    chosen = checked_policy(policy)
-    settings = checked_masters(masters, chosen, grad_dtype, bucket_bytes)
-    parameters = [] if settings is None else splittable(own_modules(module))
-    if settings is None:
-        refuse_half(module)
-    region = Region(module, chosen, fresh(chosen.scale.init(), device_of(module)))
-    if settings is not None:
-        region._keep_masters(parameters, settings)
-    module.forward = Forward(region, module, module.__dict__.get("forward"))
-    if listening():
-        emit("region", policy=str(chosen))
-    if release:
-        region._releases = []
-    try:
-        region.attach(optimizers)
-    except UsageError:
-        region.remove()
-        raise
-    return region

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
+from halfstep.errors import UsageError
 from halfstep.torch._masters._kept import HALF, keep, kept_or_new, master_of, true_value, write
 from halfstep.torch._masters._pieces import Piece
 
@@ -19,12 +21,21 @@ def splittable(modules: Iterable[nn.Module]) -> list[Tensor]:
     for module in modules:
         statistics = {each.shape for each in _statistics(module)}
         for parameter in module.parameters(recurse=False):
+            _refuse_lazy(parameter, module)
             kinds = (torch.float32, *HALF)
             if parameter.requires_grad and parameter.dtype in kinds:
                 found.setdefault(id(parameter), parameter)
                 if parameter.shape in statistics:
                     del found[id(parameter)]
     return list(found.values())
+
+
+def _refuse_lazy(parameter: Tensor, module: nn.Module) -> None:
+    if isinstance(parameter, UninitializedTensorMixin):
+        raise UsageError(
+            f"masters='split' needs parameters that have values, got a {type(module).__name__} "
+            "that waits for its first input. Call the model once before prepare."
+        )
 
 
 def _statistics(module: nn.Module) -> Iterator[Tensor]:

@@ -1,8 +1,5 @@
 """An optimizer that takes no step from gradients that are not finite."""
 
-import contextlib
-import functools
-import inspect
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,6 +10,7 @@ from torch.optim import Optimizer
 from halfstep.core import emit, listening
 from halfstep.torch._masters._kept import kept_tensors
 from halfstep.torch._masters._step import Feeding
+from halfstep.torch._regions._front import Front, showing_only
 from halfstep.torch._regions._known import Clips
 from halfstep.torch._regions._state import faults
 from halfstep.torch._scaling._closure import (
@@ -75,9 +73,8 @@ class Guard:
         self._unseen = 0
         self.clips = Clips()
         self.optimizer = weakref.ref(optimizer)
-        fronts = {"step": self._guard_step, "zero_grad": self._guard_zero_grad}
-        self._own = {name: optimizer.__dict__.get(name) for name in fronts}
-        self._put = {name: _put(optimizer, name, call) for name, call in fronts.items()}
+        calls = {"step": self._guard_step, "zero_grad": self._guard_zero_grad}
+        self._fronts = {name: Front(optimizer, name, call) for name, call in calls.items()}
 
     @property
     def regions(self) -> list["Region"]:
@@ -108,11 +105,8 @@ class Guard:
         if self.keeper or self._faults or self._feeding or optimizer is None:
             return
         _guards.pop(id(optimizer), None)
-        for name, put in self._put.items():
-            if optimizer.__dict__.get(name) is put():
-                delattr(optimizer, name)
-                if self._own[name] is not None:
-                    setattr(optimizer, name, self._own[name])
+        for front in self._fronts.values():
+            front.remove(optimizer)
 
     def _guard_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Steps the optimizer, unless a gradient is not finite."""
@@ -132,18 +126,12 @@ class Guard:
         optimizer = self.optimizer()
         if optimizer is None:
             return
-        chosen = {id(each) for each in parameters}
-        lists = [(group["params"], [*group["params"]]) for group in optimizer.param_groups]
-        for shown, full in lists:
-            shown[:] = [each for each in full if id(each) in chosen]
         self._part = region
         try:
-            with telling():
+            with showing_only(optimizer, parameters), telling():
                 self._step_checked(optimizer, (), {})
         finally:
             self._part = None
-            for shown, full in lists:
-                shown[:] = full
 
     def _guard_zero_grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Clears the gradients, and forgets what happened to them."""
@@ -167,7 +155,7 @@ class Guard:
 
     def _run(self, name: str, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Calls what the optimizer has behind the guard."""
-        own = self._own[name]
+        own = self._fronts[name].own
         if name == "step" and self._feeding is not None:
             return self._feeding.step(optimizer, own, args, kwargs)
         if own is not None:
@@ -306,29 +294,3 @@ class Guard:
             emit("step", record=record)
             scales = [region._cells.scale for region in self.regions if region._scaled]
             emit("update", scale=scales[0].clone() if scales else 1.0, scaler=id(optimizer))
-
-
-def _put(
-    optimizer: Optimizer, name: str, call: Callable[[Any, Any], Any]
-) -> Callable[[], Callable[..., Any] | None]:
-    """Puts a function in the place of a method, and returns what gives it while it is there.
-
-    It is no method, which would keep the optimizer alive, but has what schedulers ask of one.
-    """
-    method = getattr(optimizer, name)
-    like = functools.wraps(getattr(method, "__func__", method))
-
-    @like
-    def of_any(_optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        return call(args, kwargs)
-
-    @like
-    def of_one(*args: Any, **kwargs: Any) -> Any:
-        return call(args, kwargs)
-
-    put: Any = of_one
-    put.__func__ = of_any
-    with contextlib.suppress(TypeError, ValueError):
-        put.__signature__ = inspect.signature(method)
-    setattr(optimizer, name, put)
-    return weakref.ref(put)
