@@ -106,7 +106,8 @@ def lost_updates(
         The counts so far.
 
     Example:
-        >>> weight = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+        >>> import torch
+        >>> weight = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
         >>> optimizer = torch.optim.SGD([("weight", weight)], lr=1e-3)
         >>> weight.grad = torch.tensor([0.0, 1.0, 1.0, 100.0]).bfloat16()
         >>> with lost_updates(optimizer) as lost:

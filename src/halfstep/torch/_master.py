@@ -24,6 +24,12 @@ class Masters:
     Args:
         optimizer: The optimizer.
         made_half: The parameters that were float32 before.
+
+    Example:
+        >>> import torch
+        >>> parameter = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+        >>> keep_masters(torch.optim.SGD([parameter]))
+        Masters(1 tensors, 8 bytes)
     """
 
     def __init__(self, optimizer: Optimizer, made_half: list[Tensor]) -> None:
@@ -86,7 +92,8 @@ def keep_masters(
         UsageError: It is not an optimizer, or a setting makes no sense.
 
     Example:
-        >>> parameter = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+        >>> import torch
+        >>> parameter = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
         >>> optimizer = torch.optim.SGD([parameter], lr=2.0**-13)
         >>> masters = keep_masters(optimizer)
         >>> for _ in range(64):
@@ -126,7 +133,8 @@ def float32_state_dict(model: nn.Module) -> dict[str, Any]:
         model: A model, with masters or not. Tensors in half precision come as float32.
 
     Example:
-        >>> model = nn.Linear(1, 1, bias=False).bfloat16()
+        >>> import torch
+        >>> model = torch.nn.Linear(1, 1, bias=False).bfloat16()
         >>> float32_state_dict(model)["weight"].dtype
         torch.float32
     """
@@ -154,7 +162,8 @@ def load_float32_state_dict(
         What `model.load_state_dict` returns.
 
     Example:
-        >>> model = nn.Linear(1, 1, bias=False)
+        >>> import torch
+        >>> model = torch.nn.Linear(1, 1, bias=False)
         >>> masters = keep_masters(torch.optim.SGD(model.parameters()), param_dtype="bfloat16")
         >>> load_float32_state_dict(model, {"weight": torch.tensor([[1.0 + 2.0**-20]])})
         <All keys matched successfully>

@@ -19,7 +19,7 @@ from halfstep.torch._private import at_end_of_pass, backward_pass, break_graphs
 from halfstep.torch._regions._guard import Guard, guard
 from halfstep.torch._scaling._gradients import parameters_of
 from halfstep.torch._scaling._optimizers import checked_optimizer
-from halfstep.torch._scaling._released import released
+from halfstep.torch._scaling._released import refuse_scaled, released
 
 if TYPE_CHECKING:
     from halfstep.torch._region import Region
@@ -59,6 +59,7 @@ class Release:
         # A graph of the gradients themselves needs what they were made from.
         if found is None or found.accumulating or torch.is_grad_enabled():
             return
+        refuse_scaled()
         if self._pass != backward_pass():
             self._pass, self._applied, self._arrived = backward_pass(), False, {}
             at_end_of_pass(self._apply)
@@ -110,6 +111,7 @@ def accumulate(optimizer: Optimizer) -> Iterator[None]:
         optimizer: An optimizer of regions that were prepared with `release=True`.
 
     Example:
+        >>> import torch
         >>> optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
         >>> with accumulate(optimizer):
         ...     optimizer.param_groups[0]["params"][0].sum().backward()
