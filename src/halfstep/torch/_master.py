@@ -28,7 +28,8 @@ class Masters:
     Example:
         >>> import torch
         >>> parameter = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
-        >>> keep_masters(torch.optim.SGD([parameter]))
+        >>> optimizer = torch.optim.SGD([parameter])
+        >>> keep_masters(optimizer)
         Masters(1 tensors, 8 bytes)
     """
 
