@@ -60,6 +60,10 @@ class Kernel:
         _call(self.library.halfstep_merge, low, remainder, out)
         torch.autograd.graph.increment_version(out)
 
+    def squares(self, values: Tensor) -> float:
+        """Returns the sum of the squares of contiguous bfloat16 numbers."""
+        return float(self.library.halfstep_squares(values.data_ptr(), *_shared(values.numel())))
+
 
 def takes(low: Tensor, remainder: Tensor, wide: Tensor) -> bool:
     """Returns whether these are plain tensors on the CPU that lie in memory alike."""
@@ -91,9 +95,12 @@ def load(agrees: Callable[[Kernel], bool]) -> Kernel | None:
 
 
 def _call(function: Callable[..., None], *tensors: Tensor) -> None:
-    count = tensors[0].numel()
-    threads = torch.get_num_threads() if count >= LARGE else 1
-    function(*[each.data_ptr() for each in tensors], count, threads)
+    function(*[each.data_ptr() for each in tensors], *_shared(tensors[0].numel()))
+
+
+def _shared(count: int) -> tuple[int, int]:
+    """Returns how many elements are shared among how many threads."""
+    return count, torch.get_num_threads() if count >= LARGE else 1
 
 
 def _are_dense_alike(*tensors: Tensor) -> bool:
@@ -112,6 +119,8 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     for function in (library.halfstep_split, library.halfstep_merge):
         function.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64]
         function.restype = None
+    library.halfstep_squares.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    library.halfstep_squares.restype = ctypes.c_double
     return library
 
 

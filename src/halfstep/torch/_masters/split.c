@@ -1,4 +1,5 @@
-/* Splits float32 into bfloat16 and the 16 bits below it, and merges them, as _bits.py does.
+/* Splits float32 into bfloat16 and the 16 bits below it, merges them, and adds up the squares of
+   bfloat16 numbers, as _bits.py does.
 
    Plain C that knows nothing of PyTorch. Integers wrap around, and memory need not be aligned. */
 
@@ -39,4 +40,40 @@ void halfstep_merge(const half *low, const half *remainder, word *out, int64_t c
         /* Only a stale remainder leads from a number to NaN. */
         out[at] = is_nan(bits) ? base : bits;
     }
+}
+
+static inline float widened(half value) {
+    union { uint32_t bits; float number; } both = {(uint32_t)value << 16};
+    return both.number;
+}
+
+enum { LANES = 32, RUN = 1024, MOST = 256 };
+
+/* Sums short runs in float32, several at a time as the processor does, and the runs in double. */
+static double squares(const half *values, int64_t start, int64_t stop) {
+    double total = 0;
+    while (start < stop) {
+        int64_t end = start + RUN < stop ? start + RUN : stop;
+        float sums[LANES] = {0};
+        for (; start + LANES <= end; start += LANES)
+            for (int lane = 0; lane < LANES; lane++) {
+                float value = widened(values[start + lane]);
+                sums[lane] += value * value;
+            }
+        for (; start < end; start++) sums[0] += widened(values[start]) * widened(values[start]);
+        for (int lane = 0; lane < LANES; lane++) total += sums[lane];
+    }
+    return total;
+}
+
+/* The parts are added in order, so that the same numbers give the same sum each time. */
+double halfstep_squares(const half *values, int64_t count, int64_t threads) {
+    double parts[MOST], total = 0;
+    if (threads > MOST) threads = MOST;
+    int64_t share = count / threads / RUN * RUN;
+#pragma omp parallel for schedule(static, 1) num_threads((int)threads) if (threads > 1)
+    for (int64_t part = 0; part < threads; part++)
+        parts[part] = squares(values, part * share, part + 1 < threads ? (part + 1) * share : count);
+    for (int64_t part = 0; part < threads; part++) total += parts[part];
+    return total;
 }
