@@ -1,4 +1,4 @@
-"""What checking, clipping and unscaling add to an optimizer step, on this machine.
+"""What checking, clipping, unscaling and splitting add to an optimizer step, on this machine.
 
 Run `python benchmarks/step.py`. The step is AdamW's fused one, of 56 square matrices in float32;
 gradients are set by hand, and nothing else is timed. Each way is measured with a limit that the
@@ -8,6 +8,7 @@ its time over that of the plain step of the same round, with the middle half in 
 
 import argparse
 import contextlib
+import copy
 import math
 import platform
 import statistics
@@ -18,7 +19,8 @@ from overhead import seconds
 from torch import nn
 
 import halfstep
-from halfstep.torch import GradScaler, prepare
+from halfstep.torch import GradScaler, keep_masters, prepare
+from halfstep.torch._regions._guard import guard
 
 MATRICES = 56
 LIMITS = {"not active": 1e9, "active": 0.01}
@@ -94,11 +96,46 @@ def region(model, limit):
     return step
 
 
+def split_alone(model, limit):
+    """The step of split masters without its check, as the plain one has none."""
+    optimizer = optimizer_of(model)
+    keep_masters(optimizer, param_dtype="bfloat16")
+    feeding = guard(optimizer)._feeding
+    return lambda: feeding.step(optimizer, None, (), {})
+
+
+def split_checked(model, limit):
+    """The step of split masters, as it is called."""
+    optimizer = optimizer_of(model)
+    keep_masters(optimizer, param_dtype="bfloat16")
+    return lambda: optimizer.step()
+
+
+def split_clipped(model, limit):
+    """Region.clip_grad_norm_ and a step with split masters."""
+    optimizer = optimizer_of(model)
+    ours = prepare(model, optimizer, policy="mixed_bfloat16", masters="split")
+    ours._used = True
+
+    def step():
+        ours.clip_grad_norm_(limit)
+        optimizer.step()
+
+    return step
+
+
+# These make their parameters bfloat16, and have a model of their own.
+SPLIT = {
+    "split masters: the step alone": split_alone,
+    "split masters: with its check": split_checked,
+    "split masters: region.clip_grad_norm_, step": split_clipped,
+}
 WAYS = {
     "the least: a norm, a plain step": least,
     "torch.amp: unscale_, clip, step, update": amp,
     "halfstep: scaler.step(max_norm=), update": scaler,
     "halfstep: region.clip_grad_norm_, step": region,
+    **SPLIT,
 }
 
 
@@ -106,8 +143,10 @@ class Timed:
     """One way to step, with parameters and an optimizer state of its own."""
 
     def __init__(self, way, limit, model, gradients):
-        self.model, self.gradients = model, gradients
+        self.model = model
         self.step = way(model, limit)
+        dtype = next(model.parameters()).dtype
+        self.gradients = [each.to(dtype) for each in gradients]
 
     def __call__(self):
         for parameter, gradient in zip(self.model.parameters(), self.gradients, strict=True):
@@ -122,7 +161,8 @@ def measure(limit, options):
     model = Matrices(options.size)
     gradients = [torch.randn_like(each) for each in model.parameters()]
     base = Timed(plain, limit, model, gradients)
-    ways = {name: Timed(way, limit, model, gradients) for name, way in WAYS.items()}
+    models = {name: copy.deepcopy(model) if name in SPLIT else model for name in WAYS}
+    ways = {name: Timed(way, limit, models[name], gradients) for name, way in WAYS.items()}
     for run in (base, *ways.values()) * 2:
         run()
     rounds = [(base(), {name: run() for name, run in ways.items()}) for _ in range(options.rounds)]

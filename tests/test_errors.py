@@ -5,12 +5,14 @@ import pytest
 from halfstep import errors
 
 BUILT_IN = {
+    "CheckpointError": RuntimeError,
     "HalfstepError": Exception,
     "PolicyError": ValueError,
     "RuleError": ValueError,
     "ScaleError": ValueError,
     "FormatError": ValueError,
     "UsageError": ValueError,
+    "MissingFileError": FileNotFoundError,
     "MissingKeyError": KeyError,
     "ScalerStateError": RuntimeError,
     "NoCheckError": AssertionError,

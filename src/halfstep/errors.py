@@ -5,9 +5,11 @@ Each one also derives from the built-in exception that fits, so that code which 
 """
 
 __all__ = [
+    "CheckpointError",
     "FormatError",
     "HalfstepError",
     "MissingExtraError",
+    "MissingFileError",
     "MissingKeyError",
     "NoCheckError",
     "NonFiniteError",
@@ -45,11 +47,19 @@ class UsageError(HalfstepError, ValueError):
     """Any other argument that cannot be honoured."""
 
 
+class MissingFileError(UsageError, FileNotFoundError):
+    """A file or directory that does not exist."""
+
+
 class MissingKeyError(UsageError, KeyError):
     """A state dict without a key that is needed."""
 
     # KeyError shows the repr of its text.
     __str__ = Exception.__str__
+
+
+class CheckpointError(HalfstepError, RuntimeError):
+    """A file that is not a whole checkpoint, or is more than data."""
 
 
 class ScalerStateError(HalfstepError, RuntimeError):

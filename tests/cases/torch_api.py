@@ -1,9 +1,41 @@
 """What the shared cases need from halfstep.torch, through public names only."""
 
-from halfstep import Rules
-from halfstep.torch import GradScaler, autocast, custom_bwd, custom_fwd
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-__all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd", "fp32_rule", "skipped"]
+from halfstep import Rules
+from halfstep.torch import (
+    AveragedModel,
+    GradScaler,
+    autocast,
+    custom_bwd,
+    custom_fwd,
+    keep_masters,
+)
+
+__all__ = [
+    "GradScaler",
+    "autocast",
+    "custom_bwd",
+    "custom_fwd",
+    "ema",
+    "fp32_rule",
+    "master_optimizer",
+    "skipped",
+]
+
+
+def master_optimizer(optimizer):
+    """The same optimizer, which keeps float32 masters of low-precision parameters."""
+    keep_masters(optimizer)
+    return optimizer
+
+
+def ema(model, decay):
+    """An average with update(model) and .module."""
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    averaged.update_parameters(model)
+    averaged.update = averaged.update_parameters
+    return averaged
 
 
 def skipped(scaler, optimizer):

@@ -21,6 +21,7 @@ FLAGS = {
         "-m",
         "SCRIPT",
     ],
+    "memory": ["--", "--help", "--json", "--optimizer", "-m", "TARGET"],
     "rules": ["--help", "--json", "NAME"],
     "run": ["--", "--help", "--json", "--policy", "-m", "SCRIPT"],
 }
@@ -28,7 +29,7 @@ FLAGS = {
 
 def flags(command, context):
     names = {word for parameter in command.get_params(context) for word in parameter.opts}
-    renamed = {"script": "SCRIPT", "args": "--", "name": "NAME"}
+    renamed = {"script": "SCRIPT", "target": "TARGET", "args": "--", "name": "NAME"}
     return sorted(renamed.get(name, name) for name in names)
 
 
@@ -45,7 +46,7 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"halfstep {halfstep.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["compare"], ["rules"], ["run"]])
+@pytest.mark.parametrize("command", [[], ["compare"], ["memory"], ["rules"], ["run"]])
 def test_help(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main([*command, "--help"]) == 0
@@ -66,6 +67,9 @@ def test_without_a_command_the_help_is_shown(capsys):
         (["--nope"], "halfstep: No such option: --nope\n"),
         (["run", "--nope"], "The script's own options go after the script: halfstep run SCRIPT"),
         (["run"], "SCRIPT"),
+        (["memory"], "TARGET"),
+        (["memory", "a.py", "--nope"], "go after --: halfstep memory SCRIPT -- ..."),
+        (["memory", "missing.py"], "memory needs the path of a Python script, got 'missing.py',"),
         (["run", "missing.py"], "run needs the path of a Python script, got 'missing.py', which"),
         (["run", "--policy", "mixed_fp16", __file__], "mixed_float16"),
         (
@@ -81,10 +85,12 @@ def test_wrong_usage(arguments, text, capsys):
     assert text in capsys.readouterr().err
 
 
-def test_run_needs_torch(monkeypatch, capsys):
-    monkeypatch.setattr("halfstep.cli._run.find_spec", lambda name: None)
-    assert main(["run", __file__]) == 2
+@pytest.mark.parametrize("command", ["run", "memory"])
+def test_what_needs_torch(command, monkeypatch, capsys):
+    monkeypatch.setattr(f"halfstep.cli._{command}.find_spec", lambda name: None)
+    assert main([command, __file__]) == 2
     err = capsys.readouterr().err
+    assert f"halfstep: {command} needs PyTorch, got an environment without it." in err
     assert "Install it: python -m pip install 'halfstep[torch]'." in err
 
 

@@ -306,7 +306,7 @@ REFUSED = [
     ),
     (
         lambda: prepare(Net().half()),
-        "A region needs trained parameters in float32, got float16 for first.weight. Call ",
+        "A region needs trained parameters in float32, got float16 for first.weight. Write ",
     ),
     (
         lambda: prepare(Net(), torch.optim.SGD(Net().parameters(), lr=1)),

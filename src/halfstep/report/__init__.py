@@ -1,11 +1,20 @@
 """How results are shown: tables that fit the terminal, curves in a line, live progress."""
 
-from halfstep.report._numbers import bytes_text, number, ratio_text, seconds_text
+from halfstep.report._numbers import (
+    ASCII_UNKNOWN,
+    UNKNOWN,
+    bytes_text,
+    number,
+    ratio_text,
+    seconds_text,
+)
 from halfstep.report._progress import Progress
 from halfstep.report._sparkline import finite_limits, sparkline
 from halfstep.report._table import FittingTable, Row
 
 __all__ = [
+    "ASCII_UNKNOWN",
+    "UNKNOWN",
     "FittingTable",
     "Progress",
     "Row",

@@ -1,10 +1,12 @@
 """The process of one run: the script as `python SCRIPT` would run it, with a listener."""
 
 import atexit
+import contextlib
 import json
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,11 @@ def main() -> None:
     """Runs the job that is this process's only argument."""
     job = Job.from_text(sys.argv[1])
     os.set_inheritable(job.events_fd, False)
-    send = _sender(job.events_fd)
-    session = Session(send, policy=job.policy, seed=job.seed)
+    _TASKS[job.task](job, _sender(job.events_fd))
+
+
+def _train(job: Job, send: Send) -> None:
+    session = Session(send, policy=job.policy, seed=job.seed, memory=job.task == "memory")
     session.start()
     # Registered before the script runs, so called after everything that the script registers.
     atexit.register(session.finish)
@@ -44,8 +49,24 @@ def _sender(descriptor: int) -> Send:
 
 def _run(script: Script, send: Send) -> None:
     _make_importable(script.folder)
-    try:
+    with _telling_errors(send):
         script.load().run()
+
+
+def _measure(job: Job, send: Send) -> None:
+    from halfstep.run._model_child import measure_model
+
+    with _telling_errors(send):
+        measure_model(job, send)
+
+
+_TASKS = {"train": _train, "memory": _train, "model": _measure}
+
+
+@contextlib.contextmanager
+def _telling_errors(send: Send) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         trace = script_trace(error)
         text = "".join(traceback.format_exception(type(error), error, trace))

@@ -116,7 +116,7 @@ def _run(comparison: Comparison, index: int, stdin: SharedInput, watcher: Watche
         ),
         on_output=_both(kept.append, watcher.output),
     )
-    error = (log.error or _explain(exit_code, kept)) if exit_code else ""
+    error = (log.error or explain_exit(exit_code, kept)) if exit_code else ""
     result = log.result(exit_code=exit_code, error=error, seconds=time.monotonic() - started)
     watcher.finish(index, result)
     return result
@@ -130,7 +130,7 @@ def _both(first: Callable[[str], None], second: Callable[[str], None]) -> Callab
     return call
 
 
-def _explain(exit_code: int, output: Sequence[str]) -> str:
+def explain_exit(exit_code: int, output: Sequence[str]) -> str:
     """Returns why a process without a traceback failed."""
     hint = " The system may have run out of memory." if exit_code == -SIGKILL else ""
     verb = "was" if exit_code < 0 else "ended with"

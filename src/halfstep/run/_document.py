@@ -12,12 +12,15 @@ from halfstep import __version__
 from halfstep.core import Policy
 from halfstep.errors import UsageError
 from halfstep.run._compare import Comparison
+from halfstep.run._footprint import Footprint
 from halfstep.run._runs import RunResult
 from halfstep.run._script import Script
 from halfstep.run._summary import Summary, summarise
+from halfstep.run._target import Target
 from halfstep.run._verdict import verdict
 
 _FORMAT = "halfstep-compare-1"
+_MEMORY_FORMAT = "halfstep-memory-1"
 _RUN_FORMAT = "halfstep-run-1"
 _STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 _SYSTEM_FOLDERS = ("/dev/fd/", "/dev/stderr", "/proc/")
@@ -46,6 +49,17 @@ def run_document(script: Script, run: RunResult) -> dict[str, Any]:
         "module": script.module,
         "args": list(script.args),
         "run": run.to_dict(),
+    }
+
+
+def memory_document(target: Target, footprint: Footprint) -> dict[str, Any]:
+    """Returns everything that is known about the memory of a training, as JSON types."""
+    return {
+        "format": _MEMORY_FORMAT,
+        "halfstep": __version__,
+        "module": target.module,
+        "args": list(target.args),
+        **footprint.to_dict(),
     }
 
 

@@ -16,6 +16,9 @@ class Job:
         seed: What the random generators are seeded with.
         events_fd: The file descriptor that the run writes its events to.
         module: Whether `script` names a module.
+        task: What the process does with it: "train"; "memory", to train it for a few steps and look
+            at what it keeps; "model", to measure what it builds.
+        optimizer: What a model is trained with that does not say so itself.
     """
 
     script: str
@@ -24,6 +27,8 @@ class Job:
     seed: int
     events_fd: int
     module: bool = False
+    task: str = "train"
+    optimizer: str = ""
 
     def to_text(self) -> str:
         """Returns the job as one command-line argument."""

@@ -30,6 +30,9 @@ class Probe(Protocol):
     def watch(self) -> Callable[[], None]:
         """Makes scripts that do not use halfstep visible, and returns what ends it."""
 
+    def watch_kept(self, report: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+        """Reports the bytes kept after each of the first steps, and returns what ends it."""
+
     def set_policy(self, policy: str) -> None:
         """Lets scripts that do not use halfstep train under a policy."""
 
@@ -74,6 +77,10 @@ class NoProbe:
         """Does nothing."""
 
     def watch(self) -> Callable[[], None]:
+        """Watches nothing."""
+        return lambda: None
+
+    def watch_kept(self, report: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
         """Watches nothing."""
         return lambda: None
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from halfstep.errors import UsageError
 
-_NOT_THE_SCRIPT = (os.path.dirname(__file__), os.path.dirname(importlib.util.__file__), "<frozen ")
+_HALFSTEP = str(Path(__file__).parents[1])
+_NOT_THE_SCRIPT = (_HALFSTEP, os.path.dirname(importlib.util.__file__), "<frozen ")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from platform import python_version
+from typing import Any
 
 from halfstep import __version__, core
 from halfstep.core import Policy
@@ -29,6 +30,7 @@ class Session:
             the choice to it, and else to the framework's front-end.
         seed: What the random generators are seeded with, None to leave them alone.
         probe: Makes what measures PyTorch.
+        memory: Whether to tell what is kept after the first steps.
     """
 
     def __init__(
@@ -38,10 +40,11 @@ class Session:
         policy: str,
         seed: int | None = None,
         probe: Callable[[], Probe] = torch_probe,
+        memory: bool = False,
     ) -> None:
         self._send, self._policy, self._seed, self._make_probe = send, policy, seed, probe
         self._probe: Probe = NoProbe()
-        self._met, self._used = False, ""
+        self._met, self._used, self._looks_at_memory = False, "", memory
         self._recorder, self._memory = Recorder(self._probe, send), MemoryGrowth()
 
     def start(self) -> None:
@@ -92,10 +95,16 @@ class Session:
         if self._seed is not None:
             self._probe.seed(self._seed)
         self._probe.watch()
+        if self._looks_at_memory:
+            self._probe.watch_kept(self._send_kept)
         self._set_policy()
         self._recorder.use(self._probe)
         self._memory = MemoryGrowth()
         self._send_versions()
+
+    def _send_kept(self, found: dict[str, Any]) -> None:
+        self.finish()  # whoever listens may have heard enough
+        self._send({"kind": "kept", **found})
 
     def _set_policy(self) -> None:
         if not self._policy:

@@ -11,15 +11,25 @@ if find_spec("torch") is None:
 
 from halfstep.torch import _advice, _checkpoint
 from halfstep.torch._autocast import autocast as autocast
+from halfstep.torch._average import AveragedModel as AveragedModel
 from halfstep.torch._custom import custom_bwd as custom_bwd
 from halfstep.torch._custom import custom_fwd as custom_fwd
 from halfstep.torch._engine._paths import UnmatchedRuleWarning as UnmatchedRuleWarning
 from halfstep.torch._explain import Explanation as Explanation
+from halfstep.torch._files import load as load
+from halfstep.torch._files import save as save
 from halfstep.torch._global import global_policy as global_policy
 from halfstep.torch._global import set_global_policy as set_global_policy
+from halfstep.torch._lost import LostUpdates as LostUpdates
+from halfstep.torch._lost import lost_updates as lost_updates
+from halfstep.torch._master import Masters as Masters
+from halfstep.torch._master import float32_state_dict as float32_state_dict
+from halfstep.torch._master import keep_masters as keep_masters
+from halfstep.torch._master import load_float32_state_dict as load_float32_state_dict
+from halfstep.torch._prepare import prepare as prepare
 from halfstep.torch._region import Region as Region
 from halfstep.torch._region import UnusedRegionWarning as UnusedRegionWarning
-from halfstep.torch._region import prepare as prepare
+from halfstep.torch._regions._release import accumulate as accumulate
 from halfstep.torch._saved import saved_bytes as saved_bytes
 from halfstep.torch._scaler import GradScaler as GradScaler
 from halfstep.torch._scaling._loading import RoundedStateWarning as RoundedStateWarning
@@ -32,9 +42,12 @@ _advice.install()
 _checkpoint.install()
 
 __all__ = [
+    "AveragedModel",
     "Explanation",
     "GradScaler",
     "History",
+    "LostUpdates",
+    "Masters",
     "Region",
     "RoundedStateWarning",
     "ScaleChange",
@@ -42,11 +55,18 @@ __all__ = [
     "StepRecord",
     "UnmatchedRuleWarning",
     "UnusedRegionWarning",
+    "accumulate",
     "autocast",
     "custom_bwd",
     "custom_fwd",
+    "float32_state_dict",
     "global_policy",
+    "keep_masters",
+    "load",
+    "load_float32_state_dict",
+    "lost_updates",
     "prepare",
+    "save",
     "saved_bytes",
     "set_global_policy",
 ]

@@ -15,8 +15,9 @@ from halfstep.core import Policy
 from halfstep.errors import UsageError
 from halfstep.torch._engine import _state
 from halfstep.torch._patches import replace
-from halfstep.torch._region import Region, prepare
-from halfstep.torch._regions._attach import checked_policy, uncompiled
+from halfstep.torch._prepare import prepare
+from halfstep.torch._region import Region
+from halfstep.torch._regions._attach import checked_masters, checked_policy, uncompiled
 from halfstep.torch._regions._forward import forward_of
 from halfstep.torch._regions._guard import Guard, guard
 from halfstep.torch._regions._strays import HALF
@@ -170,6 +171,7 @@ def set_global_policy(policy: Policy | str) -> None:
     """
     global _everywhere
     chosen = checked_policy(policy)
+    checked_masters("cast", chosen, None, None)
     with _lock:
         if _everywhere is not None:
             _everywhere.remove()

@@ -53,6 +53,12 @@ class Probe:
         """Makes scripts that do not use halfstep visible, and returns what ends it."""
         return watch()
 
+    def watch_kept(self, report: Callable[[dict[str, Any]], None]) -> Undo:
+        """Reports the bytes kept after each of the first steps, and returns what ends it."""
+        from halfstep.torch._keeping import watch_kept
+
+        return watch_kept(report)
+
     def set_policy(self, policy: str) -> None:
         """Makes every model of this process train under a policy; `float32` changes nothing."""
         from halfstep.torch import set_global_policy

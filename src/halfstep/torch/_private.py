@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
 from halfstep.errors import UnsupportedVersionError
 
@@ -225,3 +226,15 @@ def is_old_batch(tensor: torch.Tensor) -> bool:
 def in_transform() -> bool:
     """Returns whether a transform of torch.func is going on in this thread."""
     return torch._C._functorch.maybe_current_level() is not None
+
+
+def averages_lists(example: torch.Tensor) -> bool:
+    """Returns whether PyTorch averages a list of such tensors, not one after the other."""
+    # It would do so for integers too, and fail.
+    of_numbers = example.is_floating_point() or example.is_complex()
+    return of_numbers and example.device.type in _get_foreach_kernels_supported_devices()
+
+
+# Replaces each parameter, gradient and buffer by what a function makes of it, as `module.to` does.
+convert: Callable[[torch.nn.Module, Callable[[torch.Tensor], torch.Tensor]], Any]
+convert = torch.nn.Module._apply

@@ -1,30 +1,39 @@
-"""A model inside which gradients are scaled and outside of which they are true: one line."""
+"""A region: a model inside which gradients are scaled and outside of which they are true."""
 
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import TensorWeakRef
 
-from halfstep.core import Policy, ScaleState, emit, listening
+from halfstep.core import Policy, ScaleState
 from halfstep.errors import NonFiniteError, UsageError
 from halfstep.torch._autocast import settings_of
 from halfstep.torch._dtypes import compute_dtype
+from halfstep.torch._master import attach_masters, make_half
+from halfstep.torch._masters._convert import to_float32
+from halfstep.torch._masters._kept import kept_tensors
+from halfstep.torch._masters._settings import MasterSettings
 from halfstep.torch._private import SEES_ATTRIBUTES
 from halfstep.torch._regions import _checkpoint
 from halfstep.torch._regions._attach import (
-    checked_module,
     checked_optimizers,
-    checked_policy,
 )
 from halfstep.torch._regions._clip import Clipping
-from halfstep.torch._regions._forward import Forward, device_of, forward_of
+from halfstep.torch._regions._forward import (
+    forward_of,
+    own_parameters,
+)
 from halfstep.torch._regions._graph import Capture
 from halfstep.torch._regions._guard import guard
-from halfstep.torch._regions._state import Cells, fresh, overflowed, settled
-from halfstep.torch._regions._strays import Leaves, refuse_half
+from halfstep.torch._regions._release import Release
+from halfstep.torch._regions._release import release as release_of
+from halfstep.torch._regions._state import Cells, overflowed, settled
+from halfstep.torch._regions._strays import Leaves
 from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord, advice, levels_to_user
 from halfstep.torch._tracing import constant
 
@@ -62,6 +71,10 @@ class Region(Clipping):
         self._known_scale = policy.scale.init_scale
         self._calls = 0
         self._used = False
+        # How masters are kept, None where parameters stay in float32, and which were made half.
+        self._masters: MasterSettings | None = None
+        self._made_half: list[TensorWeakRef] = []
+        self._releases: list[Release] | None = None
         # Whether a global policy made it.
         self._automatic = False
         self._leaves = Leaves()
@@ -105,8 +118,17 @@ class Region(Clipping):
         if module is None:
             raise UsageError("attach() needs the model of the region, which is gone. Prepare anew.")
         for each in checked_optimizers(optimizer, module):
+            if self._masters is not None:
+                attach_masters(each, self._masters)
             guard(each).join(self)
             self._optimizers.append(weakref.ref(each))
+            if self._releases is not None:
+                self._releases += release_of(self, each, own_parameters(module))
+
+    @property
+    def releases(self) -> bool:
+        """Whether gradients are applied and freed within backward."""
+        return bool(self._releases)
 
     def state_dict(self) -> dict[str, float]:
         """Returns the state of the scale for a checkpoint, as plain numbers."""
@@ -126,13 +148,22 @@ class Region(Clipping):
         self._history.changed(before, self._known_scale, "load_state_dict()")
 
     def remove(self) -> None:
-        """Makes the model and its optimizers what they were before `prepare`."""
+        """Makes the model and its optimizers what they were before `prepare`.
+
+        Parameters that were made half-precision ones are float32 again, with all of their bits.
+        """
         module = self._module()
         forward = None if module is None else forward_of(module)
         if module is not None and forward is not None and forward.region is self:
             del module.forward
             if forward.original is not None:
                 module.forward = forward.original
+        for release in self._releases or ():
+            release.remove()
+        for ref in self._made_half:
+            parameter = ref()
+            if parameter is not None:
+                to_float32(parameter)
         found = [(guard(optimizer), optimizer) for optimizer in self._attached()]
         self._optimizers.clear()
         for each, _ in found:
@@ -140,15 +171,24 @@ class Region(Clipping):
             each.release()
         for each, optimizer in found:
             each.clips.forget(optimizer)
+            if self._masters is not None and not kept_tensors(optimizer):
+                each.feeds(None)
 
     def __repr__(self) -> str:
         module = self._module()
         name = "a model that is gone" if module is None else type(module).__name__
         return f"Region({name}, policy={str(self._policy)!r})"
 
+    def _keep_masters(self, parameters: list[Tensor], settings: MasterSettings) -> None:
+        self._masters = settings
+        wide = [each for each in parameters if each.dtype is torch.float32]
+        self._made_half = [TensorWeakRef(each) for each in wide]
+        make_half(parameters, settings)
+
     def _copied(self, module: nn.Module) -> "Region":
         """Returns a region of a copy of the module, with the same state and no optimizer."""
         again = Region(module, self._policy, Cells(*[cell.clone() for cell in self._cells]))
+        again._masters = self._masters
         self._on_copy(again)
         return again
 
@@ -211,65 +251,3 @@ def _raise(error: UsageError) -> None:
 
 def _leave(_copy: Region) -> None:
     """Lets a copy be what it is."""
-
-
-def prepare(
-    model: nn.Module,
-    optimizer: Optimizer | Iterable[Optimizer] | None = None,
-    policy: Policy | str = "mixed_float16",
-) -> Region:
-    """Makes a model train in mixed precision, in place; the training loop stays as it is.
-
-    Inside the model, operations run in the precision that the policy's rules choose, and gradients
-    are scaled so that small ones survive. Outside, everything has its true value: outputs, the
-    gradients of parameters and inputs, what hooks see, what is accumulated or clipped. The model
-    stays what it was: its class, attributes, hooks and state dict do not change.
-
-    Args:
-        model: The model, or a part of one, before or after `torch.compile`. A part that was
-            prepared by itself keeps its own policy.
-        optimizer: One or several optimizers that train it. They then skip a step whose gradients
-            are not finite, and leave parameters, state and step counts as they were.
-        policy: The policy, or its text.
-
-    Returns:
-        What tells about scale and steps, is saved with a checkpoint, and undoes it all.
-
-    Raises:
-        UsageError: The model is not a module, is a region already or trains parameters in half
-            precision; an optimizer is none, or trains nothing in the model.
-        PolicyError: The policy cannot be read or followed.
-
-    Example:
-        >>> import torch
-        >>> model = torch.nn.Linear(4, 1)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> region = prepare(model, optimizer, policy="mixed_bfloat16")
-        >>> for _ in range(3):
-        ...     optimizer.zero_grad()
-        ...     loss = model(torch.ones(2, 4)).square().mean()
-        ...     loss.backward()
-        ...     optimizer.step()
-        >>> region.history
-        3 steps, 0 skipped, 0 of them in a row up to now
-    """
-    module = checked_module(model)
-    before = forward_of(module)
-    if before is not None and before.region._automatic:
-        # Nobody asked for that one in particular.
-        before.region.remove()
-    elif before is not None:
-        raise UsageError(
-            f"prepare needs a model that is not prepared yet, got {type(module).__name__}, which "
-            "is. Call remove() on what prepare returned first, or attach() to add an optimizer."
-        )
-    refuse_half(module)
-    optimizers = checked_optimizers(optimizer, module)
-    chosen = checked_policy(policy)
-    region = Region(module, chosen, fresh(chosen.scale.init(), device_of(module)))
-    module.forward = Forward(region, module, module.__dict__.get("forward"))
-    if listening():
-        emit("region", policy=str(chosen))
-    if optimizers:
-        region.attach(optimizers)
-    return region

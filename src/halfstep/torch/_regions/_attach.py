@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from halfstep.core import Policy, overriding_policy
 from halfstep.errors import PolicyError, UsageError
 from halfstep.torch._dtypes import compute_dtype
+from halfstep.torch._masters._settings import MasterSettings, checked_settings
 from halfstep.torch._scaling._gradients import parameters_of
 
 
@@ -22,12 +23,49 @@ def checked_policy(policy: Policy | str) -> Policy:
     chosen = asked if asked.compute_dtype == "float32" else overriding_policy() or asked
     compute_dtype(chosen.compute_dtype)
     compute_dtype(chosen.output_dtype)
-    if chosen.param_dtype != "float32":
-        raise PolicyError(
-            f"prepare needs param_dtype=float32, got {chosen.param_dtype!r}. Leave it out: weights "
-            "stay in float32 and are cast where they are used."
-        )
     return chosen
+
+
+def checked_masters(
+    masters: Any, policy: Policy, grad_dtype: Any, bucket_bytes: Any
+) -> MasterSettings | None:
+    """Returns how masters are kept beside half-precision parameters, None for float32 ones."""
+    if masters not in ("cast", "split"):
+        raise UsageError(
+            f"prepare needs masters to be 'cast' or 'split', got {masters!r}. 'cast' keeps "
+            "parameters in float32, 'split' in half precision with the missing bits beside them."
+        )
+    if masters == "cast":
+        _refuse_half_storage(policy, grad_dtype, bucket_bytes)
+        return None
+    if policy.compute_dtype == "float32":
+        if overriding_policy() is not None:
+            # The reference of a comparison, in which nothing is half.
+            return None
+        raise PolicyError(
+            f"masters='split' needs a compute_dtype of 16 bits, got policy {str(policy)!r}. Write "
+            "policy='mixed_bfloat16', or masters='cast'."
+        )
+    half = policy.param_dtype if policy.param_dtype != "float32" else "bfloat16"
+    return checked_settings(
+        "prepare", param_dtype=half, grad_dtype=grad_dtype, bucket_bytes=bucket_bytes
+    )
+
+
+def _refuse_half_storage(policy: Policy, grad_dtype: Any, bucket_bytes: Any) -> None:
+    if policy.param_dtype != "float32":
+        raise PolicyError(
+            f"prepare needs param_dtype=float32, got {policy.param_dtype!r}. Leave it out: weights "
+            "stay in float32 and are cast where they are used; or write masters='split', which "
+            "keeps them in half precision, with exact float32 masters."
+        )
+    given = {"grad_dtype": grad_dtype, "bucket_bytes": bucket_bytes}
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"prepare needs masters='split' for {name}, got {name}={value!r} alone. Write "
+                f"masters='split', or leave {name} out."
+            )
 
 
 def checked_module(model: Any) -> nn.Module:

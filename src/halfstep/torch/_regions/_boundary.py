@@ -36,7 +36,7 @@ class Inward(Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> Tensors:
         ctx.call.accumulates = _accumulates(ctx)
         factor = product(ctx.factor, ctx.call.factors()[1])
-        return None, None, *_cross_some(Outward, ctx.call, factor, gradients)
+        return None, None, *_cross_some(Outward, ctx.call, factor, _widened(gradients))
 
     @staticmethod
     def jvp(ctx: Any, call: Any, factor: Any, *tangents: Tensor | None) -> Tensors:
@@ -112,6 +112,17 @@ def _cross_some(
     present = [each for each in tensors if each is not None]
     crossed = iter(cross(way, call, factor, present) if present else ())
     return tuple(None if each is None else next(crossed) for each in tensors)
+
+
+def _widened(gradients: Tensors) -> Tensors:
+    """Returns gradients that their true value would not underflow in; autograd casts them back.
+
+    A float16 parameter with a master has its gradient in float32.
+    """
+    return tuple(
+        each.float() if each is not None and each.dtype is torch.float16 else each
+        for each in gradients
+    )
 
 
 def _tangents(ctx: Any, tangents: Tensors) -> Tensors:

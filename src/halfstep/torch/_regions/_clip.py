@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from halfstep.errors import NonFiniteError, UsageError
 from halfstep.torch._private import break_graphs
-from halfstep.torch._regions._guard import guard
+from halfstep.torch._regions._guard import Guard, guard
 from halfstep.torch._regions._known import Clip
 from halfstep.torch._scaling._clipping import note_clipping
 from halfstep.torch._scaling._gradients import gradients_of
@@ -63,6 +63,7 @@ class Clipping:
         limit = checked_max_norm(max_norm, _NAME)
         optimizers = list({id(each): each for each in self._attached()}.values())
         for optimizer in optimizers:
+            _refuse_released(guard(optimizer))
             guard(optimizer).clips.make_way(self, optimizer)
         gradients = self._gradients()
         norm = finite_norm_of(gradients, float(norm_type))
@@ -91,6 +92,14 @@ class Clipping:
 
 # It looks at numbers, and leaves what it found with optimizers: neither is for a graph.
 break_graphs(Clipping.clip_grad_norm_)
+
+
+def _refuse_released(found: Guard) -> None:
+    if any(region.releases for region in found.regions):
+        raise UsageError(
+            f"{_NAME} needs all gradients at once, got an optimizer of regions with release=True, "
+            "which free theirs within backward. Clip without release, or leave clipping out."
+        )
 
 
 def _all_divide(optimizers: list[Optimizer], gradients: list[Tensor]) -> bool:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from halfstep.torch._autocast import Inside, Settings
+from halfstep.torch._masters._kept import copy_masters
 from halfstep.torch._private import (
     break_graphs,
     never_compile,
@@ -144,6 +145,7 @@ class Forward:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Forward":
         module = memo.get(id(self._owner()), self._owner())
+        copy_masters(own_parameters(self._owner()), memo)
         return Forward(self.region._copied(module), module, copy.deepcopy(self.original, memo))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -163,6 +165,28 @@ def forward_of(module: nn.Module) -> Forward | None:
     """Returns the forward of a module that is a region, None for any other module."""
     found = module.__dict__.get("forward")
     return found if isinstance(found, Forward) else None
+
+
+def own_modules(module: nn.Module) -> list[nn.Module]:
+    """Returns the modules that are in the region of a module, without regions of their own."""
+    found = {module: None}
+    waiting = [module]
+    while waiting:
+        for child in waiting.pop().children():
+            if child not in found and forward_of(child) is None:
+                found[child] = None
+                waiting.append(child)
+    return list(found)
+
+
+def own_parameters(module: nn.Module) -> list[Tensor]:
+    """Returns the parameters in the region of a module, each once."""
+    found = {
+        id(parameter): parameter
+        for each in own_modules(module)
+        for parameter in each.parameters(recurse=False)
+    }
+    return list(found.values())
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -1,8 +1,5 @@
 """An optimizer that takes no step from gradients that are not finite."""
 
-import contextlib
-import functools
-import inspect
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,6 +8,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from halfstep.core import emit, listening
+from halfstep.torch._masters._kept import kept_tensors
+from halfstep.torch._masters._step import Feeding
+from halfstep.torch._regions._front import Front, showing_only
 from halfstep.torch._regions._known import Clips
 from halfstep.torch._regions._state import faults
 from halfstep.torch._scaling._closure import (
@@ -63,19 +63,23 @@ class Guard:
         self._faults: weakref.WeakKeyDictionary[Region, Any] = weakref.WeakKeyDictionary()
         # Whoever wants the guard without a region, asked before each step for regions to join.
         self.keeper: Callable[[Guard, Optimizer], None] | None = None
+        # How the optimizer is fed with masters, None for not at all.
+        self._feeding: Feeding | None = None
+        # Whether backward leaves gradients that it could apply, and whose it is applying.
+        self.accumulating = False
+        self._part: Region | None = None
         # Of steps that no region tells about.
         self._history = History()
         self._unseen = 0
         self.clips = Clips()
         self.optimizer = weakref.ref(optimizer)
-        fronts = {"step": self._guard_step, "zero_grad": self._guard_zero_grad}
-        self._own = {name: optimizer.__dict__.get(name) for name in fronts}
-        self._put = {name: _put(optimizer, name, call) for name, call in fronts.items()}
+        calls = {"step": self._guard_step, "zero_grad": self._guard_zero_grad}
+        self._fronts = {name: Front(optimizer, name, call) for name, call in calls.items()}
 
     @property
     def regions(self) -> list["Region"]:
-        """The regions whose parameters the optimizer trains."""
-        return list(self._faults)
+        """The regions whose parameters the optimizer trains, or steps at the moment."""
+        return list(self._faults) if self._part is None else [self._part]
 
     def join(self, region: "Region") -> None:
         """Takes a region's faults into account, from now on."""
@@ -85,30 +89,49 @@ class Guard:
         """Forgets a region."""
         self._faults.pop(region, None)
 
+    def feeds(self, feeding: Feeding | None) -> None:
+        """Feeds the optimizer with masters from now on, or no longer."""
+        optimizer = self.optimizer()
+        if optimizer is not None and self._feeding is not None:
+            self._feeding.end(optimizer)
+        self._feeding = feeding
+        if optimizer is not None and feeding is not None:
+            feeding.begin(optimizer)
+        self.release()
+
     def release(self) -> None:
         """Gives the optimizer its own `step` back, if no region and nobody else needs the guard."""
         optimizer = self.optimizer()
-        if self.keeper or self._faults or optimizer is None:
+        if self.keeper or self._faults or self._feeding or optimizer is None:
             return
         _guards.pop(id(optimizer), None)
-        for name, put in self._put.items():
-            if optimizer.__dict__.get(name) is put():
-                delattr(optimizer, name)
-                if self._own[name] is not None:
-                    setattr(optimizer, name, self._own[name])
+        for front in self._fronts.values():
+            front.remove(optimizer)
 
     def _guard_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Steps the optimizer, unless a gradient is not finite."""
         optimizer = self._alive("step")
         # A scaler has looked already: ours says so, PyTorch's hands over what it found.
         looked = is_telling() or hasattr(optimizer, "found_inf")
-        if looked or not (self._faults or self.keeper):
+        if looked or not (self._faults or self.keeper or self._feeding):
             self.clips.forget(optimizer)
             return self._run("step", optimizer, args, kwargs)
         with telling():
             if closure_of(args, kwargs) is not None:
                 return self._step_closure(optimizer, args, kwargs)
             return self._step_checked(optimizer, args, kwargs)
+
+    def step_part(self, region: "Region", parameters: list[Tensor]) -> None:
+        """Steps some of the parameters, of a region that alone tells about it."""
+        optimizer = self.optimizer()
+        if optimizer is None:
+            return
+        self._part = region
+        try:
+            with showing_only(optimizer, parameters), telling():
+                self._step_checked(optimizer, (), {})
+        finally:
+            self._part = None
 
     def _guard_zero_grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Clears the gradients, and forgets what happened to them."""
@@ -132,7 +155,9 @@ class Guard:
 
     def _run(self, name: str, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Calls what the optimizer has behind the guard."""
-        own = self._own[name]
+        own = self._fronts[name].own
+        if name == "step" and self._feeding is not None:
+            return self._feeding.step(optimizer, own, args, kwargs)
         if own is not None:
             return own(*args, **kwargs)
         return getattr(type(optimizer), name)(optimizer, *args, **kwargs)
@@ -160,7 +185,8 @@ class Guard:
         device = gradients[0].device
         if found is None:
             found = total([*check(gradients, device).values()], device)
-        for region, known in list(self._faults.items()):
+        for region in self.regions:
+            known = self._faults[region]
             news = faults(region._cells) - known
             found = found + (news.to(device) if isinstance(news, Tensor) else news)
             self._faults[region] = known + news
@@ -195,7 +221,7 @@ class Guard:
         evaluation = self._checked(optimizer, closure_of(args, kwargs))
         args, kwargs = with_closure(args, kwargs, evaluation)
         for _ in range(_ATTEMPTS):
-            snapshot = Snapshot(optimizer)
+            snapshot = Snapshot(optimizer, kept_tensors(optimizer))
             try:
                 result = self._run("step", optimizer, args, kwargs)
             except NonFiniteEvaluationError:
@@ -259,36 +285,12 @@ class Guard:
 
     def _note(self, optimizer: Optimizer, record: StepRecord) -> None:
         for region in self.regions:
-            region._note(optimizer, record)
+            # One that releases its gradients has told about them within backward.
+            if self._part is not None or not region.releases:
+                region._note(optimizer, record)
         if not self._faults:
             self._history.add(optimizer, record)
-        if listening():
+        if listening() and self._part is None:
             emit("step", record=record)
             scales = [region._cells.scale for region in self.regions if region._scaled]
             emit("update", scale=scales[0].clone() if scales else 1.0, scaler=id(optimizer))
-
-
-def _put(
-    optimizer: Optimizer, name: str, call: Callable[[Any, Any], Any]
-) -> Callable[[], Callable[..., Any] | None]:
-    """Puts a function in the place of a method, and returns what gives it while it is there.
-
-    It is no method, which would keep the optimizer alive, but has what schedulers ask of one.
-    """
-    method = getattr(optimizer, name)
-    like = functools.wraps(getattr(method, "__func__", method))
-
-    @like
-    def of_any(_optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        return call(args, kwargs)
-
-    @like
-    def of_one(*args: Any, **kwargs: Any) -> Any:
-        return call(args, kwargs)
-
-    put: Any = of_one
-    put.__func__ = of_any
-    with contextlib.suppress(TypeError, ValueError):
-        put.__signature__ = inspect.signature(method)
-    setattr(optimizer, name, put)
-    return weakref.ref(put)

@@ -39,6 +39,13 @@ def with_closure(
     return (closure, *args[1:]), kwargs
 
 
+def without_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of a step without its closure."""
+    return args[1:], {key: value for key, value in kwargs.items() if key != "closure"}
+
+
 class Evaluation:
     """A closure after which the optimizer finds true-valued, finite gradients.
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from halfstep.torch._masters._kept import master_of
 from halfstep.torch._scaling._gradients import parameters_of
 from halfstep.torch._scaling._loading import keep_wide, warn_of_narrow
 from halfstep.torch._scaling._optimizers import PerOptimizer
@@ -17,9 +18,10 @@ _LARGEST = torch.finfo(torch.float16).max
 
 
 def has_half(optimizer: Optimizer) -> bool:
-    """Returns whether an optimizer trains a float16 parameter."""
+    """Returns whether an optimizer trains a float16 parameter that has no master yet."""
     groups = optimizer.param_groups
-    return torch.float16 in [each.dtype for group in groups for each in group["params"]]
+    half = [each for group in groups for each in group["params"] if each.dtype is torch.float16]
+    return any(master_of(each) is None for each in half)
 
 
 class Masters:

@@ -37,6 +37,7 @@ from halfstep.torch._scaling._iteration import (
 from halfstep.torch._scaling._optimizers import checked_optimizer
 from halfstep.torch._scaling._outputs import LARGEST_FOR_HALF, holds_half, map_outputs, widened
 from halfstep.torch._scaling._records import skipped_record, taken_record
+from halfstep.torch._scaling._released import note_scaled
 from halfstep.torch._scaling._settings import is_distributed, scale_within
 from halfstep.torch._scaling._steps import StepRecord, advice
 
@@ -116,7 +117,9 @@ class Scaling:
             _tell_loss(outputs)
         if scale.device != outputs.device:
             scale = scale.to(outputs.device, non_blocking=True)
-        return widened(outputs) * scale
+        scaled = widened(outputs) * scale
+        note_scaled(scaled)
+        return scaled
 
     def _make_room_for_half(self, scaler: "GradScaler") -> None:
         """Lowers the scale before its first use in an iteration; within one it cannot change."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from halfstep.errors import UsageError
+from halfstep.torch._masters._bits import bfloat16_norm
 from halfstep.torch._scaling._gradients import by_kind, check, stored_values, summed_values
 from halfstep.torch._scaling._steps import Lazy
 
@@ -50,7 +51,9 @@ def norm_of(gradients: list[Tensor], norm_type: float = 2.0) -> Tensor:
     with torch.no_grad():
         for (_, dtype, _), group in by_kind(gradients).items():
             values = [each for each in map(summed_values, group) if each.numel()]
-            if values:
+            if values and dtype is torch.bfloat16 and norm_type == 2.0 and values[0].is_cpu:
+                norms += map(bfloat16_norm, values)
+            elif values:
                 norms += torch._foreach_norm(values, norm_type, _WIDER.get(dtype))
         if not norms:
             return torch.zeros((), device=gradients[0].device if gradients else None)

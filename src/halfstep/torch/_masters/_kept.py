@@ -1,0 +1,98 @@
+"""Which parameter has a master, and what the value of a parameter truly is."""
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from halfstep.torch._masters._layouts import Master, Split, Wide, exactly
+from halfstep.torch._masters._pieces import Piece
+
+HALF = (torch.bfloat16, torch.float16)
+
+# Held by nothing else, so that a master goes with its parameter.
+_kept = WeakTensorKeyDictionary()
+
+
+def master_of(parameter: Tensor) -> Master | None:
+    """Returns the master of a parameter, if it has one."""
+    master: Master | None = _kept.get(parameter)
+    return master if master and parameter.dtype in HALF and master.fits(parameter) else None
+
+
+def keep(parameter: Tensor, master: Master | None) -> None:
+    """Gives a parameter a master, or takes it away."""
+    if master is not None:
+        _kept[parameter] = master
+    elif parameter in _kept:
+        del _kept[parameter]
+
+
+def kept_or_new(parameter: Tensor) -> Master:
+    """Returns the master of a parameter, a new one if it has none."""
+    master = master_of(parameter)
+    if master is None:
+        master = Split(parameter)
+        keep(parameter, master)
+    return master
+
+
+def copy_masters(parameters: Iterable[Tensor], copies: Mapping[int, Any]) -> None:
+    """Gives the copies of parameters masters of their own.
+
+    Args:
+        parameters: The parameters.
+        copies: What `copy.deepcopy` remembers: the copy of each, by the number of the original.
+    """
+    for parameter in parameters:
+        master, copied = master_of(parameter), copies.get(id(parameter))
+        if master is not None and copied is not None:
+            keep(copied, copy.deepcopy(master))
+
+
+def write(piece: Piece, value: Tensor) -> None:
+    """Gives a piece of a parameter a value, exactly.
+
+    Where a remainder of 16 bits cannot hold it the parameter gets a whole master.
+    """
+    parameter = piece.parameter
+    if not kept_or_new(parameter).write(piece, value):
+        wide = Wide(parameter, true_value(parameter))
+        keep(parameter, wide)
+        wide.write(piece, value)
+
+
+def true_value(parameter: Tensor) -> Tensor:
+    """Returns what a parameter holds, with the bits that only its master has.
+
+    Args:
+        parameter: The parameter, of any dtype.
+
+    Returns:
+        A new float32 tensor for a parameter in half precision; the parameter itself, detached,
+        for any other.
+
+    Example:
+        >>> true_value(torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))).dtype
+        torch.float32
+    """
+    if parameter.dtype not in HALF:
+        return parameter.detach()
+    master = master_of(parameter)
+    return parameter.detach().float() if master is None else exactly(master, Piece(parameter))
+
+
+def kept_tensors(optimizer: Optimizer) -> list[Tensor]:
+    """Returns what is kept for the parameters that an optimizer trains."""
+    groups = optimizer.param_groups
+    return tensors_of(each for group in groups for each in group["params"])
+
+
+def tensors_of(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Returns what is kept for parameters."""
+    masters = [master_of(each) for each in parameters]
+    return [tensor for master in masters if master for tensor in master.tensors()]

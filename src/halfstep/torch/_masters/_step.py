@@ -1,0 +1,200 @@
+"""One step of an optimizer through float32 masters, in the way that suits it best."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from halfstep.torch._masters._kept import HALF, kept_or_new
+from halfstep.torch._masters._pieces import Piece, cut, packed, size_of
+from halfstep.torch._masters._saving import save_with_state
+from halfstep.torch._masters._state import may_be_cut, widen_state
+from halfstep.torch._masters._stream import Stream, is_fused, written
+from halfstep.torch._masters._swap import Scratches, Swap
+from halfstep.torch._scaling._closure import closure_of, with_closure, without_closure
+from halfstep.torch._scaling._gradients import parameters_of
+from halfstep.torch._scaling._optimizers import PerOptimizer
+
+Run = Callable[..., Any]
+
+# Kernels that go through more than the caches hold at a time read everything twice.
+_BLOCK = 2**20
+# What a number costs while its optimizer steps: a master, and a gradient.
+_BYTES = 8
+
+DEFAULT = 2**28
+
+_BY_NUMBER = (
+    *("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD"),
+    *("NAdam", "RAdam", "RMSprop", "Rprop", "SGD"),
+)
+# Steps whose update of a number depends on nothing but the state of that number.
+_OF_NUMBERS = {written(getattr(torch.optim, name)) for name in _BY_NUMBER}
+# Modules whose optimizers update each parameter by itself, but for those that do not.
+_BY_PARAMETER = ("torch.optim.", "torchao.")
+_TOGETHER = {written(torch.optim.LBFGS)}
+
+
+# The optimizers that are fed with masters.
+_fed: "PerOptimizer[Feeding]" = PerOptimizer()
+
+
+def is_fed(optimizer: Optimizer) -> bool:
+    """Returns whether an optimizer sees masters in the place of parameters."""
+    return _fed.get(optimizer) is not None
+
+
+@dataclass(frozen=True)
+class Feeding:
+    """How an optimizer is fed with masters.
+
+    Args:
+        limit: How many bytes of float32 there may be at a time, None for what suits the optimizer.
+    """
+
+    limit: int | None = None
+
+    def begin(self, optimizer: Optimizer) -> None:
+        """Makes masters and state what they are to be, and lets the state dict hold them."""
+        _fed[optimizer] = self
+        for parameter in parameters_of(optimizer):
+            if parameter.dtype in HALF:
+                kept_or_new(parameter)
+                widen_state(optimizer.state, parameter)
+        save_with_state(optimizer)
+
+    def end(self, optimizer: Optimizer) -> None:
+        """Lets the optimizer see its parameters again."""
+        _fed.pop(optimizer)
+
+    def step(self, optimizer: Optimizer, own: Run | None, args: Any, kwargs: Any) -> Any:
+        """Steps an optimizer, with masters in the place of parameters in half precision.
+
+        Args:
+            optimizer: The optimizer.
+            own: A step that the instance has of its own, None for that of its class.
+            args: Handed on to the step.
+            kwargs: Handed on as well.
+        """
+        return _step(optimizer, own, self.limit, args, kwargs)
+
+
+def _step(optimizer: Optimizer, own: Run | None, limit: int | None, args: Any, kwargs: Any) -> Any:
+    if own is not None and not hasattr(own, "_wrapped_by_lr_sched"):
+        return _step_together(optimizer, own, args, kwargs)
+    if own is not None:
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+    hooked = type(optimizer).step
+    plain: Any = getattr(hooked, "__wrapped__", hooked) if _is_hooked(hooked) else hooked
+    run = functools.partial(_choose(optimizer, limit), plain=plain, limit=limit)
+    # Else hooks would be called once per bucket, and see stand-ins.
+    around = Optimizer.profile_hook_step(run) if _is_hooked(hooked) else run
+    return around(optimizer, *args, **kwargs)
+
+
+def _is_hooked(step: Any) -> bool:
+    return getattr(step, "hooked", False) and hasattr(step, "__wrapped__")
+
+
+def _choose(optimizer: Optimizer, limit: int | None) -> Run:
+    if is_fused(optimizer):
+        return _step_streamed
+    kind = type(optimizer)
+    apart = limit is not None or kind.step.__module__.startswith(_BY_PARAMETER)
+    return _step_in_buckets if apart and written(kind) not in _TOGETHER else _step_whole
+
+
+def halves(optimizer: Optimizer) -> list[Tensor]:
+    """Returns the parameters in half precision that have a gradient."""
+    found = {id(each): each for each in parameters_of(optimizer)}
+    return [each for each in found.values() if each.dtype in HALF and each.grad is not None]
+
+
+def _evaluated(args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """Returns the loss of a closure that is evaluated once, and the arguments without it."""
+    closure = closure_of(args, kwargs)
+    if closure is None:
+        return None, args, kwargs
+    with torch.enable_grad():
+        loss = closure()
+    return loss, *without_closure(args, kwargs)
+
+
+def _step_streamed(
+    optimizer: Optimizer, *args: Any, plain: Run, limit: int | None, **kwargs: Any
+) -> Any:
+    loss, args, kwargs = _evaluated(args, kwargs)
+    parameters = halves(optimizer)
+    with Stream(optimizer, parameters, _block(parameters, limit)):
+        plain(optimizer, *args, **kwargs)
+    return loss
+
+
+def _block(parameters: list[Tensor], limit: int | None) -> int:
+    """Returns how many numbers a block has."""
+    most = (limit or DEFAULT) // _BYTES
+    return min(most, _BLOCK) if parameters and parameters[0].is_cpu else most
+
+
+def _step_in_buckets(
+    optimizer: Optimizer, *args: Any, plain: Run, limit: int | None, **kwargs: Any
+) -> Any:
+    loss, args, kwargs = _evaluated(args, kwargs)
+    half = halves(optimizer)
+    numbers = _block(half, limit)
+    pieces = [piece for each in half for piece in _pieces(optimizer, each, numbers)]
+    buckets = packed(pieces, numbers)
+    scratches = Scratches(2 * max((size_of(each) for each in buckets), default=0))
+    for bucket in buckets:
+        with Swap(optimizer, bucket, (), scratches):
+            plain(optimizer, *args, **kwargs)
+    known = {id(each) for each in half}
+    others = [each for each in parameters_of(optimizer) if id(each) not in known]
+    if any(each.grad is not None for each in others):
+        with Swap(optimizer, (), others, scratches):
+            plain(optimizer, *args, **kwargs)
+    return loss
+
+
+def _pieces(optimizer: Optimizer, parameter: Tensor, numbers: int) -> list[Piece]:
+    by_number = written(type(optimizer)) in _OF_NUMBERS
+    if by_number and may_be_cut(parameter, optimizer.state.get(parameter)):
+        return cut(parameter, numbers)
+    return [Piece(parameter)]
+
+
+def _step_whole(optimizer: Optimizer, *args: Any, plain: Run, limit: Any, **kwargs: Any) -> Any:
+    return _step_together(optimizer, functools.partial(plain, optimizer), args, kwargs)
+
+
+def _step_together(optimizer: Optimizer, run: Run, args: Any, kwargs: Any) -> Any:
+    """Steps an optimizer that looks at all of its parameters at once."""
+    half = halves(optimizer) if closure_of(args, kwargs) is None else _trained(optimizer)
+    known = {id(each) for each in half}
+    others = [each for each in parameters_of(optimizer) if id(each) not in known]
+    pieces = [Piece(each) for each in half]
+    with Swap(optimizer, pieces, others, Scratches(2 * size_of(pieces))) as swap:
+        closure = closure_of(args, kwargs)
+        if closure is not None:
+            args, kwargs = with_closure(args, kwargs, _showing(swap, closure))
+        return run(*args, **kwargs)
+
+
+def _trained(optimizer: Optimizer) -> list[Tensor]:
+    """Returns the parameters in half precision, whose gradients a closure is going to make."""
+    found = {id(each): each for each in parameters_of(optimizer)}
+    return [each for each in found.values() if each.dtype in HALF and each.requires_grad]
+
+
+def _showing(swap: Swap, closure: Callable[[], Any]) -> Callable[[], Any]:
+    """Returns a closure that evaluates the model with its own parameters."""
+
+    def evaluate() -> Any:
+        with swap.undone():
+            return closure()
+
+    return evaluate

@@ -1,0 +1,134 @@
+"""The exchange of parameters and float32 stand-ins in an optimizer, for the time of a step."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from halfstep.torch._masters._kept import kept_or_new, write
+from halfstep.torch._masters._pieces import Piece
+from halfstep.torch._masters._state import cut_state, joined_state
+
+
+class Scratches:
+    """Float32 memory that is used again and again, on each device.
+
+    Args:
+        size: For how many numbers at a time.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._used = 0
+        self._numbers: dict[torch.device, Tensor] = {}
+
+    def clear(self) -> None:
+        """Lets all of it be used again."""
+        self._used = 0
+
+    def take(self, size: int, device: torch.device) -> Tensor:
+        """Returns a part that is free, or new memory if there is too little."""
+        start, self._used = self._used, self._used + size
+        if self._used > self._size:
+            return torch.empty(size, dtype=torch.float32, device=device)
+        if device not in self._numbers:
+            self._numbers[device] = torch.empty(self._size, dtype=torch.float32, device=device)
+        return self._numbers[device][start : self._used]
+
+    def like(self, piece: Piece) -> Tensor:
+        """Returns a free part, shaped like a piece."""
+        return piece.shaped(self.take(piece.size, piece.parameter.device))
+
+
+class StandIn:
+    """A float32 parameter that an optimizer sees in the place of a piece of another one.
+
+    Args:
+        piece: What it stands for.
+        scratches: Where its numbers lie.
+    """
+
+    def __init__(self, piece: Piece, scratches: Scratches) -> None:
+        self.piece = piece
+        self.tensor = nn.Parameter(scratches.like(piece))
+        self._wide = None if piece.parameter.grad_dtype is torch.float32 else scratches.like(piece)
+        # What optimizers look for, such as marks of weights that are not to decay.
+        self.tensor.__dict__.update(piece.parameter.__dict__)
+
+    def load(self) -> None:
+        """Takes value and gradient from the parameter."""
+        parameter = self.piece.parameter
+        kept_or_new(parameter).read(self.piece, self.tensor.detach())
+        self.tensor.grad = self._gradient(parameter.grad)
+
+    def _gradient(self, gradient: Tensor | None) -> Tensor | None:
+        if gradient is None or gradient.layout is not torch.strided:
+            return None if gradient is None else gradient.detach().float()
+        own = self.piece.of(gradient)
+        return own if self._wide is None else self._wide.copy_(own)
+
+    def store(self) -> None:
+        """Gives the value to the parameter."""
+        write(self.piece, self.tensor.detach())
+        self.tensor.grad = None
+
+
+class Swap:
+    """Stand-ins in the groups and the state of an optimizer; it can be undone and redone.
+
+    Args:
+        optimizer: The optimizer, whose groups and state are rewritten in place.
+        pieces: What is to be stepped through stand-ins.
+        others: Further parameters that the optimizer is to see, as they are.
+        scratches: Memory for the stand-ins.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        pieces: Sequence[Piece],
+        others: Iterable[Tensor],
+        scratches: Scratches,
+    ) -> None:
+        scratches.clear()
+        self._optimizer = optimizer
+        self._stands = [StandIn(piece, scratches) for piece in pieces]
+        self._seen: dict[int, list[Tensor]] = {id(each): [each] for each in others}
+        for stand in self._stands:
+            self._seen.setdefault(id(stand.piece.parameter), []).append(stand.tensor)
+        self._lists = [(group["params"], [*group["params"]]) for group in optimizer.param_groups]
+
+    def __enter__(self) -> "Swap":
+        for stand in self._stands:
+            stand.load()
+        for shown, full in self._lists:
+            shown[:] = [each for parameter in full for each in self._seen.get(id(parameter), ())]
+        state = self._optimizer.state
+        for stand in self._stands:
+            parameter = stand.piece.parameter
+            if parameter in state:
+                state[stand.tensor] = cut_state(state, stand.piece)
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        for shown, full in self._lists:
+            shown[:] = full
+        state = self._optimizer.state
+        for stand in self._stands:
+            if stand.tensor in state:
+                joined_state(state, stand.piece, state.pop(stand.tensor))
+        if kind is None:
+            for stand in self._stands:
+                stand.store()
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        """Shows the parameters again for as long as a closure evaluates the model."""
+        self.__exit__(None)
+        try:
+            yield
+        finally:
+            self.__enter__()

@@ -1,0 +1,28 @@
+"""Refuses steps of optimizers that would pass by the masters of what they train."""
+
+import functools
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from halfstep.errors import UsageError
+from halfstep.torch._masters._kept import kept_tensors
+from halfstep.torch._masters._step import is_fed
+
+
+@functools.cache
+def refuse_unattached() -> None:
+    """Looks at every optimizer before it steps, from now on."""
+    register_optimizer_step_pre_hook(_look)
+
+
+def _look(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+    if torch.compiler.is_compiling() or is_fed(optimizer):
+        return
+    if kept_tensors(optimizer):
+        raise UsageError(
+            f"Parameters with masters need an optimizer that knows of them, got a step of a "
+            f"{type(optimizer).__name__} that does not: it would lose small updates. Call "
+            "attach(optimizer) on what prepare returned, or keep_masters(optimizer)."
+        )

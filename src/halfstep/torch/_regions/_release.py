@@ -1,0 +1,126 @@
+"""Gradients that are applied, and freed, as soon as backward has left their region.
+
+What is applied cannot be taken back, so the parameters of a region wait for each other: when all of
+their gradients of a pass are there they are checked, and either all of them are stepped or none.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.weak import TensorWeakRef
+
+from halfstep.errors import UsageError
+from halfstep.torch._private import at_end_of_pass, backward_pass, break_graphs
+from halfstep.torch._regions._guard import Guard, guard
+from halfstep.torch._scaling._gradients import parameters_of
+from halfstep.torch._scaling._optimizers import checked_optimizer
+from halfstep.torch._scaling._released import refuse_scaled, released
+
+if TYPE_CHECKING:
+    from halfstep.torch._region import Region
+
+
+class Release:
+    """Steps the parameters of a region within backward.
+
+    Args:
+        region: The region.
+        found: The guard of the optimizer that trains the parameters.
+        parameters: Those of the region's own parameters that the optimizer trains.
+    """
+
+    def __init__(self, region: "Region", found: Guard, parameters: list[Tensor]) -> None:
+        self._region = weakref.ref(region)
+        self._guard = weakref.ref(found)
+        self._parameters = [TensorWeakRef(each) for each in parameters]
+        self._pass = -1
+        # The parameters whose gradients of the pass are there, and whether they were applied.
+        self._arrived: dict[int, Tensor] = {}
+        self._applied = False
+        self._hooks: list[Any] = []
+        for each in parameters:
+            hook = each.register_post_accumulate_grad_hook(self._arrive)
+            self._hooks.append(hook)
+        released.add(self)
+
+    def remove(self) -> None:
+        """Leaves gradients to the optimizer's step again."""
+        released.discard(self)
+        for hook in self._hooks:
+            hook.remove()
+
+    def _arrive(self, parameter: Tensor) -> None:
+        found = self._guard()
+        # A graph of the gradients themselves needs what they were made from.
+        if found is None or found.accumulating or torch.is_grad_enabled():
+            return
+        refuse_scaled()
+        if self._pass != backward_pass():
+            self._pass, self._applied, self._arrived = backward_pass(), False, {}
+            at_end_of_pass(self._apply)
+        if self._applied:
+            raise UsageError(
+                "A region with release=True needs one gradient per parameter in a backward pass, "
+                "got another one after they were applied. Use "
+                "torch.utils.checkpoint(use_reentrant=False), or release=False."
+            )
+        self._arrived[id(parameter)] = parameter
+        if len(self._arrived) == len(self._parameters):
+            self._apply()
+
+    def _apply(self) -> None:
+        region, found = self._region(), self._guard()
+        arrived, self._arrived = [*self._arrived.values()], {}
+        if not arrived or region is None or found is None:
+            return
+        self._applied = True
+        found.step_part(region, arrived)
+        for parameter in arrived:
+            parameter.grad = None
+
+
+break_graphs(Release._arrive)
+
+
+def release(region: "Region", optimizer: Optimizer, parameters: list[Tensor]) -> list[Release]:
+    """Lets an optimizer step some parameters of a region within backward."""
+    trained = {id(each): each for each in parameters_of(optimizer) if each.requires_grad}
+    own = [each for each in parameters if id(each) in trained]
+    if len(own) == len(trained):
+        raise UsageError(
+            f"release=True needs a part of what the optimizer trains, got all {len(own)} "
+            "parameters of it in one region. They are stepped together or not at all, so no "
+            "gradient would be freed before the last one is there. Prepare parts: for block in "
+            "model.blocks: prepare(block, optimizer, ..., release=True)."
+        )
+    return [Release(region, guard(optimizer), own)] if own else []
+
+
+@contextlib.contextmanager
+def accumulate(optimizer: Optimizer) -> Iterator[None]:
+    """Lets backward only add up gradients within the block, also where they would be released.
+
+    The first backward after the block adds its own, applies the sum and frees it.
+
+    Args:
+        optimizer: An optimizer of regions that were prepared with `release=True`.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
+        >>> with accumulate(optimizer):
+        ...     optimizer.param_groups[0]["params"][0].sum().backward()
+    """
+    checked_optimizer(optimizer, "accumulate()")
+    found = guard(optimizer)
+    before, found.accumulating = found.accumulating, True
+    try:
+        yield
+    finally:
+        found.accumulating = before
+        found.release()
