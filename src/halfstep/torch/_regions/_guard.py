@@ -272,7 +272,10 @@ class Guard:
         foreign = [region._cells.foreign.clone() for region in regions if region._scaled]
         if not foreign:
             return Facts(names, norm=self.clips.norm)
-        arrived = lambda: any(each.item() for each in foreign)  # noqa: E731
+
+        def arrived() -> bool:
+            return any(each.item() for each in foreign)
+
         return Facts(names, self._scale(), arrived, ARRIVED, self.clips.norm)
 
     def _scale(self) -> Lazy[float]:
