@@ -26,7 +26,7 @@ _BLOCK = 2**20
 # What a number costs while its optimizer steps: a master, and a gradient.
 _BYTES = 8
 
-DEFAULT = 2**28
+_DEFAULT_LIMIT = 2**28
 
 _BY_NUMBER = (
     *("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD"),
@@ -136,7 +136,7 @@ def _step_streamed(
 
 def _block(parameters: list[Tensor], limit: int | None) -> int:
     """Returns how many numbers a block has."""
-    most = (limit or DEFAULT) // _BYTES
+    most = (limit or _DEFAULT_LIMIT) // _BYTES
     return min(most, _BLOCK) if parameters and parameters[0].is_cpu else most
 
 
@@ -149,7 +149,11 @@ def _step_in_buckets(
     pieces = [piece for each in half for piece in _pieces(optimizer, each, numbers)]
     buckets = packed(pieces, numbers)
     scratches = Scratches(2 * max((size_of(each) for each in buckets), default=0))
+    settings = [_settings_of(group) for group in optimizer.param_groups]
     for bucket in buckets:
+        # Each bucket is a part of the same step, also for an optimizer that counts in its groups.
+        for group, before in zip(optimizer.param_groups, settings, strict=True):
+            group.update(before)
         with Swap(optimizer, bucket, (), scratches):
             plain(optimizer, *args, **kwargs)
     known = {id(each) for each in half}
@@ -158,6 +162,10 @@ def _step_in_buckets(
         with Swap(optimizer, (), others, scratches):
             plain(optimizer, *args, **kwargs)
     return loss
+
+
+def _settings_of(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
 
 
 def _pieces(optimizer: Optimizer, parameter: Tensor, numbers: int) -> list[Piece]:
