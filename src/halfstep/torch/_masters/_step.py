@@ -149,17 +149,17 @@ def _step_in_buckets(
     pieces = [piece for each in half for piece in _pieces(optimizer, each, numbers)]
     buckets = packed(pieces, numbers)
     scratches = Scratches(2 * max((size_of(each) for each in buckets), default=0))
-    settings = [_settings_of(group) for group in optimizer.param_groups]
-    for bucket in buckets:
-        # Each bucket is a part of the same step, also for an optimizer that counts in its groups.
-        for group, before in zip(optimizer.param_groups, settings, strict=True):
-            group.update(before)
-        with Swap(optimizer, bucket, (), scratches):
-            plain(optimizer, *args, **kwargs)
+    parts: list[tuple[list[Piece], list[Tensor]]] = [(bucket, []) for bucket in buckets]
     known = {id(each) for each in half}
     others = [each for each in parameters_of(optimizer) if id(each) not in known]
     if any(each.grad is not None for each in others):
-        with Swap(optimizer, (), others, scratches):
+        parts.append(([], others))
+    settings = [_settings_of(group) for group in optimizer.param_groups]
+    for bucket, alone in parts:
+        # Each is a part of the same step, also for an optimizer that counts in its groups.
+        for group, before in zip(optimizer.param_groups, settings, strict=True):
+            group.update(before)
+        with Swap(optimizer, bucket, alone, scratches):
             plain(optimizer, *args, **kwargs)
     return loss
 
