@@ -145,8 +145,9 @@ class Forward:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Forward":
         module = memo.get(id(self._owner()), self._owner())
+        original = copy.deepcopy(self.original, memo)
         copy_masters(own_parameters(self._owner()), memo)
-        return Forward(self.region._copied(module), module, copy.deepcopy(self.original, memo))
+        return Forward(self.region._copied(module, memo), module, original)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.original is not None:
