@@ -130,6 +130,10 @@ class Region(Clipping):
         """Whether gradients are applied and freed within backward."""
         return bool(self._releases)
 
+    def _has_released(self) -> bool:
+        """Returns whether gradients are released, and none was left to a step."""
+        return self.releases and not any(each.is_left() for each in self._releases or ())
+
     def state_dict(self) -> dict[str, float]:
         """Returns the state of the scale for a checkpoint, as plain numbers."""
         return _checkpoint.saved(self._cells)

@@ -60,6 +60,8 @@ class Forward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.region._used = True
+        for each in self.region._releases or ():
+            each.call()
         return self._enter(self, args, kwargs)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
