@@ -276,6 +276,44 @@ def test_a_nested_island_stays_in_float32():
     assert model[0].weight.dtype is torch.bfloat16
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_regions_within_regions(policy):
+    torch.manual_seed(0)
+    model = perceptron()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    prepare(model[2], optimizer, policy, masters="split")
+    prepare(model, optimizer, policy, masters="split")
+    found = losses(model, optimizer)
+    alone, other, _ = made(policy=policy)
+    assert found == pytest.approx(losses(alone, other), rel=0.03, abs=0.01)
+    assert all(each.dtype is POLICIES[policy] for each in model.parameters())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_halves_within_a_region_in_float32(policy):
+    torch.manual_seed(0)
+    model = perceptron()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    prepare(model[0], optimizer, policy, masters="split")
+    prepare(model, optimizer, "mixed_float16")
+    found = losses(model, optimizer)
+    assert sum(found[-5:]) < sum(found[:5])
+    assert model[0].weight.dtype is POLICIES[policy]
+    assert model[2].weight.dtype is torch.float32
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_functional_transforms(policy):
+    model, _, _ = made(policy=policy)
+    values = torch.rand(4, 16)
+    loss = lambda given: torch.func.functional_call(model, given, values).square().mean()  # noqa: E731
+    own = dict(model.named_parameters())
+    found = torch.func.grad(loss)({name: each.detach() for name, each in own.items()})
+    model(values).square().mean().backward()
+    for name, each in own.items():
+        torch.testing.assert_close(found[name].float(), each.grad.float(), rtol=0.02, atol=1e-4)
+
+
 POLICY_ERRORS = {
     "float32": (
         {"policy": "float32", "masters": "split"},
@@ -466,8 +504,9 @@ def test_masters_follow_what_else_is_written(change, policy):
     assert not any(each.isnan().any() for each in exact(model).values())
 
 
-def test_a_parameter_is_replaced_by_another_one():
-    model, optimizer, _ = made()
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_a_parameter_is_replaced_by_another_one(policy):
+    model, optimizer, _ = made(policy=policy)
     losses(model, optimizer, 2)
     model[2].weight = nn.Parameter(torch.zeros(2, 32, dtype=torch.bfloat16))
     optimizer.add_param_group({"params": [model[2].weight]})

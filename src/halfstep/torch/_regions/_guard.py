@@ -23,8 +23,8 @@ from halfstep.torch._scaling._closure import (
 from halfstep.torch._scaling._gradients import check, gradients_of
 from halfstep.torch._scaling._iteration import total
 from halfstep.torch._scaling._optimizers import lacks_state, takes_scaler
-from halfstep.torch._scaling._released import Findings
 from halfstep.torch._scaling._records import skipped_record, unknown_record
+from halfstep.torch._scaling._released import Findings
 from halfstep.torch._scaling._steps import History, StepRecord
 from halfstep.torch._telling import is_telling, telling
 
@@ -125,9 +125,7 @@ class Guard:
                 return self._step_closure(optimizer, args, kwargs)
             return self._step_checked(optimizer, args, kwargs)
 
-    def step_part(
-        self, region: "Region", parameters: list[Tensor], findings: Findings
-    ) -> None:
+    def step_part(self, region: "Region", parameters: list[Tensor], findings: Findings) -> None:
         """Steps some of the parameters, of a region that alone tells about it."""
         optimizer = self.optimizer()
         if optimizer is None:

@@ -46,10 +46,10 @@ class Release:
         self._pass = -1
         # The parameters whose gradients of the pass are there.
         self._arrived: dict[int, Tensor] = {}
-        # The pass in which a checkpoint has computed the region again, and in which all was applied.
+        # The pass in which a checkpoint computed the region again, and those that applied all.
         self._around = -1
         self._applied: set[int] = set()
-        self._unwatch = watch_scalers()
+        self._unwatch = weakref.finalize(self, watch_scalers())
         self._hooks: list[Any] = []
         for each in parameters:
             hook = each.register_post_accumulate_grad_hook(self._arrive)

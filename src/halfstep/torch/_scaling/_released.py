@@ -74,7 +74,7 @@ _latest: tuple[int, Findings] = -1, Findings()
 
 def findings_of(number: int) -> Findings:
     """Returns what a backward pass has found up to now."""
-    global _latest  # noqa: PLW0603 of the latest pass only
+    global _latest
     if _latest[0] != number:
         _latest = number, Findings()
     return _latest[1]
