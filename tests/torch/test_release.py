@@ -211,9 +211,10 @@ def test_gradients_of_one_region_at_a_time_are_alive(policy, whole):
     def look(_):
         peaks.append(sum(each.grad is not None for each in own))
 
-    for each in own:
-        each.register_post_accumulate_grad_hook(look)
+    handles = [each.register_post_accumulate_grad_hook(look) for each in own]
     train(model, optimizer, 2)
+    for each in handles:
+        each.remove()
     assert max(peaks) <= 4
     assert len(peaks) == 2 * 4 * BLOCKS
     assert all(each.grad is None for each in own)
