@@ -130,6 +130,10 @@ class Region(Clipping):
         """Whether gradients are applied and freed within backward."""
         return bool(self._releases)
 
+    def _has_released(self) -> bool:
+        """Returns whether gradients are released, and none was left to a step."""
+        return self.releases and not any(each.is_left() for each in self._releases or ())
+
     def state_dict(self) -> dict[str, float]:
         """Returns the state of the scale for a checkpoint, as plain numbers."""
         return _checkpoint.saved(self._cells)
@@ -185,10 +189,13 @@ class Region(Clipping):
         self._made_half = [TensorWeakRef(each) for each in wide]
         make_half(parameters, settings)
 
-    def _copied(self, module: nn.Module) -> "Region":
+    def _copied(self, module: nn.Module, copies: Mapping[int, Any]) -> "Region":
         """Returns a region of a copy of the module, with the same state and no optimizer."""
         again = Region(module, self._policy, Cells(*[cell.clone() for cell in self._cells]))
         again._masters = self._masters
+        made_half = [copies.get(id(ref())) for ref in self._made_half]
+        again._made_half = [TensorWeakRef(each) for each in made_half if each is not None]
+        again._releases = None if self._releases is None else []
         self._on_copy(again)
         return again
 

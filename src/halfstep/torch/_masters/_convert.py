@@ -51,14 +51,15 @@ def to_half(parameter: Tensor, dtype: torch.dtype, grad_dtype: torch.dtype | Non
         grad_dtype: What its gradient is kept in, None for the dtype of the parameter, but float32
             for float16, which cannot hold small gradients.
     """
-    if parameter.dtype in HALF:
-        kept_or_new(parameter)
-    else:
-        value = parameter.detach()
-        _become(parameter, torch.empty_like(value, dtype=dtype))
-        write(Piece(parameter), value)
-    if grad_dtype is None and parameter.dtype is torch.float16:
+    half = parameter.dtype if parameter.dtype in HALF else dtype
+    if grad_dtype is None and half is torch.float16:
         grad_dtype = torch.float32
+    if parameter.dtype not in HALF:
+        value = parameter.detach()
+        _become(parameter, torch.empty_like(value, dtype=half), grad_dtype or half)
+        write(Piece(parameter), value)
+        return
+    kept_or_new(parameter)
     if grad_dtype is not None and parameter.is_leaf:
         keep_gradient_in(parameter, grad_dtype)
 
@@ -69,17 +70,17 @@ def to_float32(parameter: Tensor) -> None:
         return
     value = true_value(parameter)
     keep(parameter, None)
-    _become(parameter, value)
-    keep_gradient_in(parameter, torch.float32)
+    _become(parameter, value, torch.float32)
 
 
-def _become(parameter: Tensor, value: Tensor) -> None:
+def _become(parameter: Tensor, value: Tensor, grad_dtype: torch.dtype) -> None:
     gradient, parameter.grad = parameter.grad, None
     parameter.data = value
     if parameter.is_leaf:
-        parameter.grad_dtype = value.dtype
+        parameter.grad_dtype = grad_dtype
     if gradient is not None:
-        parameter.grad = gradient.to(value.dtype)
+        # Once, as a gradient in float32 would not come back from float16.
+        parameter.grad = gradient.to(grad_dtype)
 
 
 def keep_gradient_in(parameter: Tensor, dtype: torch.dtype) -> None:

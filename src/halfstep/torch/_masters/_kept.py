@@ -42,7 +42,7 @@ def kept_or_new(parameter: Tensor) -> Master:
 
 
 def copy_masters(parameters: Iterable[Tensor], copies: Mapping[int, Any]) -> None:
-    """Gives the copies of parameters masters of their own.
+    """Gives the copies of parameters masters of their own, and gradients of the same dtype.
 
     Args:
         parameters: The parameters.
@@ -52,6 +52,8 @@ def copy_masters(parameters: Iterable[Tensor], copies: Mapping[int, Any]) -> Non
         master, copied = master_of(parameter), copies.get(id(parameter))
         if master is not None and copied is not None:
             keep(copied, copy.deepcopy(master))
+            if copied.is_leaf:
+                copied.grad_dtype = parameter.grad_dtype
 
 
 def write(piece: Piece, value: Tensor) -> None:

@@ -60,6 +60,8 @@ class Forward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.region._used = True
+        for each in self.region._releases or ():
+            each.call()
         return self._enter(self, args, kwargs)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -145,8 +147,9 @@ class Forward:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Forward":
         module = memo.get(id(self._owner()), self._owner())
+        original = copy.deepcopy(self.original, memo)
         copy_masters(own_parameters(self._owner()), memo)
-        return Forward(self.region._copied(module), module, copy.deepcopy(self.original, memo))
+        return Forward(self.region._copied(module, memo), module, original)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.original is not None:

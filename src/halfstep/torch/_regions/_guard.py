@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from halfstep.core import emit, listening
 from halfstep.torch._masters._kept import kept_tensors
 from halfstep.torch._masters._step import Feeding
+from halfstep.torch._regions._facts import facts_of, scale_of
 from halfstep.torch._regions._front import Front, showing_only
 from halfstep.torch._regions._known import Clips
 from halfstep.torch._regions._state import faults
@@ -19,18 +20,19 @@ from halfstep.torch._scaling._closure import (
     closure_of,
     with_closure,
 )
-from halfstep.torch._scaling._gradients import ParameterNames, check, gradients_of
+from halfstep.torch._scaling._gradients import check, gradients_of
 from halfstep.torch._scaling._iteration import total
 from halfstep.torch._scaling._optimizers import lacks_state, takes_scaler
-from halfstep.torch._scaling._records import Facts, skipped_record, unknown_record
-from halfstep.torch._scaling._steps import History, Lazy, StepRecord
+from halfstep.torch._scaling._records import skipped_record, unknown_record
+from halfstep.torch._scaling._released import Findings
+from halfstep.torch._scaling._steps import History, StepRecord
 from halfstep.torch._telling import is_telling, telling
 
 if TYPE_CHECKING:
     from halfstep.torch._region import Region
 
 CHANGED = "a gradient overflowed inside the model, and was made finite since"
-ARRIVED = "the gradient that reached the model was not finite"
+EARLIER = "a gradient that backward had reached before was not finite"
 # How often a closure is evaluated again, at half the scale each time.
 _ATTEMPTS = 32
 _POLLED_EVERY = 64
@@ -68,6 +70,8 @@ class Guard:
         # Whether backward leaves gradients that it could apply, and whose it is applying.
         self.accumulating = False
         self._part: Region | None = None
+        # What the backward pass has found up to now.
+        self._findings = Findings()
         # Of steps that no region tells about.
         self._history = History()
         self._unseen = 0
@@ -121,17 +125,17 @@ class Guard:
                 return self._step_closure(optimizer, args, kwargs)
             return self._step_checked(optimizer, args, kwargs)
 
-    def step_part(self, region: "Region", parameters: list[Tensor]) -> None:
+    def step_part(self, region: "Region", parameters: list[Tensor], findings: Findings) -> None:
         """Steps some of the parameters, of a region that alone tells about it."""
         optimizer = self.optimizer()
         if optimizer is None:
             return
-        self._part = region
+        self._part, self._findings = region, findings
         try:
             with showing_only(optimizer, parameters), telling():
                 self._step_checked(optimizer, (), {})
         finally:
-            self._part = None
+            self._part, self._findings = None, Findings()
 
     def _guard_zero_grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Clears the gradients, and forgets what happened to them."""
@@ -190,12 +194,14 @@ class Guard:
             news = faults(region._cells) - known
             found = found + (news.to(device) if isinstance(news, Tensor) else news)
             self._faults[region] = known + news
+        if self._part is not None:
+            found = self._findings.add(found)
         # Fused kernels skip at exactly 1.0.
         return found.clamp(max=1.0)
 
     def _step_fused(self, optimizer: Any, found: Tensor, args: Any, kwargs: Any) -> Any:
         """Lets the kernel of the optimizer skip, so that nobody waits for the device."""
-        record = unknown_record(self._facts(), optimizer, found)
+        record = unknown_record(facts_of(self.regions, self.clips.norm), optimizer, found)
         optimizer.found_inf = found
         try:
             result = self._run("step", optimizer, args, kwargs)
@@ -229,7 +235,7 @@ class Guard:
                 if any(region._backs_off() for region in self.regions):
                     continue
                 break
-            self._note(optimizer, StepRecord(scale=self._scale()))
+            self._note(optimizer, StepRecord(scale=scale_of(self.regions)))
             return result
         self._skip(optimizer)
         # Else whoever adds to gradients would add to these.
@@ -252,44 +258,25 @@ class Guard:
 
     def _take(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         result = self._run("step", optimizer, args, kwargs)
-        self._note(optimizer, StepRecord(scale=self._scale(), grad_norm=self.clips.norm))
+        self._note(optimizer, StepRecord(scale=scale_of(self.regions), grad_norm=self.clips.norm))
         return result
 
     def _skip(self, optimizer: Optimizer) -> None:
-        facts = self._facts()
+        facts = facts_of(self.regions, self.clips.norm)
         record = skipped_record(facts, optimizer)
         if not record.nonfinite:
-            record = skipped_record(facts, optimizer, CHANGED)
+            reason = EARLIER if self._findings.were_bad() else CHANGED
+            record = skipped_record(facts, optimizer, reason)
         # What a scheduler looks at: a skipped step is no reason to call its order wrong.
         optimizer._opt_called = True  # type: ignore[attr-defined]
         self._note(optimizer, record)
         for region in self.regions:
             region._refuse_floor(record)
 
-    def _facts(self) -> Facts:
-        regions = list(self.regions)
-        names = ParameterNames(*filter(None, (region._module() for region in regions)))
-        foreign = [region._cells.foreign.clone() for region in regions if region._scaled]
-        if not foreign:
-            return Facts(names, norm=self.clips.norm)
-
-        def arrived() -> bool:
-            return any(each.item() for each in foreign)
-
-        return Facts(names, self._scale(), arrived, ARRIVED, self.clips.norm)
-
-    def _scale(self) -> Lazy[float]:
-        """Returns the scale of the first region that has one, or what will tell it."""
-        for region in self.regions:
-            if region._scaled:
-                scale = region._cells.scale
-                return scale.item() if scale.is_cpu else scale.clone().item
-        return 1.0
-
     def _note(self, optimizer: Optimizer, record: StepRecord) -> None:
         for region in self.regions:
-            # One that releases its gradients has told about them within backward.
-            if self._part is not None or not region.releases:
+            # One that has released its gradients has told about them within backward.
+            if self._part is not None or not region._has_released():
                 region._note(optimizer, record)
         if not self._faults:
             self._history.add(optimizer, record)

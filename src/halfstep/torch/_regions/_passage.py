@@ -118,7 +118,9 @@ class Passage:
             return True
         found = strays(results, self.inside)
         try:
-            refuse_half(self._modules[0])
+            # Inside of another region parameters with masters are not seen as such.
+            if region._masters is None:
+                refuse_half(self._modules[0])
             refuse_strays(region._leaves.again(found))
         except UsageError as error:
             region._on_misfit(error)

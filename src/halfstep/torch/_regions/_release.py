@@ -19,7 +19,12 @@ from halfstep.torch._private import at_end_of_pass, backward_pass, break_graphs
 from halfstep.torch._regions._guard import Guard, guard
 from halfstep.torch._scaling._gradients import parameters_of
 from halfstep.torch._scaling._optimizers import checked_optimizer
-from halfstep.torch._scaling._released import refuse_scaled, released
+from halfstep.torch._scaling._released import (
+    findings_of,
+    refuse_scaled,
+    released,
+    watch_scalers,
+)
 
 if TYPE_CHECKING:
     from halfstep.torch._region import Region
@@ -39,9 +44,12 @@ class Release:
         self._guard = weakref.ref(found)
         self._parameters = [TensorWeakRef(each) for each in parameters]
         self._pass = -1
-        # The parameters whose gradients of the pass are there, and whether they were applied.
+        # The parameters whose gradients of the pass are there.
         self._arrived: dict[int, Tensor] = {}
-        self._applied = False
+        # The pass in which a checkpoint computed the region again, and those that applied all.
+        self._around = -1
+        self._applied: set[int] = set()
+        self._unwatch = weakref.finalize(self, watch_scalers())
         self._hooks: list[Any] = []
         for each in parameters:
             hook = each.register_post_accumulate_grad_hook(self._arrive)
@@ -51,8 +59,27 @@ class Release:
     def remove(self) -> None:
         """Leaves gradients to the optimizer's step again."""
         released.discard(self)
+        self._unwatch()
         for hook in self._hooks:
             hook.remove()
+
+    def is_left(self) -> bool:
+        """Returns whether there is a gradient that was not released."""
+        found = [ref() for ref in self._parameters]
+        return any(each is not None and each.grad is not None for each in found)
+
+    def call(self) -> None:
+        """Notes a call of the region, which within backward is one of a checkpoint."""
+        self._around = backward_pass()
+        self._refuse_applied()
+
+    def _refuse_applied(self) -> None:
+        if backward_pass() in self._applied:
+            raise UsageError(
+                "A region with release=True needs one gradient per parameter in a backward pass, "
+                "got another one after they were applied. Use "
+                "torch.utils.checkpoint(use_reentrant=False), or release=False."
+            )
 
     def _arrive(self, parameter: Tensor) -> None:
         found = self._guard()
@@ -60,15 +87,10 @@ class Release:
         if found is None or found.accumulating or torch.is_grad_enabled():
             return
         refuse_scaled()
+        self._refuse_applied()
         if self._pass != backward_pass():
-            self._pass, self._applied, self._arrived = backward_pass(), False, {}
+            self._pass, self._arrived = backward_pass(), {}
             at_end_of_pass(self._apply)
-        if self._applied:
-            raise UsageError(
-                "A region with release=True needs one gradient per parameter in a backward pass, "
-                "got another one after they were applied. Use "
-                "torch.utils.checkpoint(use_reentrant=False), or release=False."
-            )
         self._arrived[id(parameter)] = parameter
         if len(self._arrived) == len(self._parameters):
             self._apply()
@@ -78,8 +100,9 @@ class Release:
         arrived, self._arrived = [*self._arrived.values()], {}
         if not arrived or region is None or found is None:
             return
-        self._applied = True
-        found.step_part(region, arrived)
+        # A reentrant checkpoint has a pass of its own within the other one.
+        self._applied = {self._pass, self._around} - {-1}
+        found.step_part(region, arrived, findings_of(self._pass))
         for parameter in arrived:
             parameter.grad = None
 
