@@ -734,3 +734,26 @@ def test_a_backward_that_fails_leaves_the_next_one_right():
         all_changed(each, old, optimizer) for each, old in zip(model.blocks, before, strict=True)
     )
     assert all(each.grad is None for each in model.blocks.parameters())
+
+
+def test_the_rest_is_left_where_a_released_gradient_was_bad():
+    torch.manual_seed(0)
+    first, block = nn.Linear(4, 4), nn.Linear(4, 4)
+    model = nn.Sequential(first, block)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    prepare(block, optimizer, "mixed_bfloat16", masters="split", release=True)
+    outer = prepare(model, optimizer, "mixed_bfloat16", masters="split")
+    hook = block.weight.register_hook(lambda gradient: gradient * torch.inf)
+    before = [each.detach().clone() for each in model.parameters()]
+    model(torch.rand(2, 4)).sum().backward()
+    assert first.weight.grad.isfinite().all()
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+    assert outer.last_step.skipped
+    assert outer.last_step.reason == "a gradient that backward had reached before was not finite"
+    hook.remove()
+    optimizer.zero_grad()
+    model(torch.rand(2, 4)).sum().backward()
+    optimizer.step()
+    assert not outer.last_step.skipped
+    assert not torch.equal(first.weight, before[0])

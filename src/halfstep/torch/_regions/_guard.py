@@ -70,7 +70,7 @@ class Guard:
         # Whether backward leaves gradients that it could apply, and whose it is applying.
         self.accumulating = False
         self._part: Region | None = None
-        # What the backward pass has found up to now.
+        # What was found up to now, within backward where gradients are released.
         self._findings = Findings()
         # Of steps that no region tells about.
         self._history = History()
@@ -120,10 +120,13 @@ class Guard:
         if looked or not (self._faults or self.keeper or self._feeding):
             self.clips.forget(optimizer)
             return self._run("step", optimizer, args, kwargs)
-        with telling():
-            if closure_of(args, kwargs) is not None:
-                return self._step_closure(optimizer, args, kwargs)
-            return self._step_checked(optimizer, args, kwargs)
+        try:
+            with telling():
+                if closure_of(args, kwargs) is not None:
+                    return self._step_closure(optimizer, args, kwargs)
+                return self._step_checked(optimizer, args, kwargs)
+        finally:
+            self._findings = Findings()
 
     def step_part(self, region: "Region", parameters: list[Tensor], findings: Findings) -> None:
         """Steps some of the parameters, of a region that alone tells about it."""
@@ -135,12 +138,13 @@ class Guard:
             with showing_only(optimizer, parameters), telling():
                 self._step_checked(optimizer, (), {})
         finally:
-            self._part, self._findings = None, Findings()
+            self._part = None
 
     def _guard_zero_grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Clears the gradients, and forgets what happened to them."""
         optimizer = self._alive("zero_grad")
         self.clips.drop()
+        self._findings = Findings()
         for region in self.regions:
             self.join(region)
         return self._run("zero_grad", optimizer, args, kwargs)
@@ -194,10 +198,8 @@ class Guard:
             news = faults(region._cells) - known
             found = found + (news.to(device) if isinstance(news, Tensor) else news)
             self._faults[region] = known + news
-        if self._part is not None:
-            found = self._findings.add(found)
         # Fused kernels skip at exactly 1.0.
-        return found.clamp(max=1.0)
+        return self._findings.add(found).clamp(max=1.0)
 
     def _step_fused(self, optimizer: Any, found: Tensor, args: Any, kwargs: Any) -> Any:
         """Lets the kernel of the optimizer skip, so that nobody waits for the device."""
@@ -246,6 +248,7 @@ class Guard:
         """Returns a closure that leaves the step if it finds a gradient that is not finite."""
 
         def evaluate() -> Any:
+            self._findings = Findings()
             loss = closure()
             gradients = gradients_of(optimizer)
             # What is left of the step is the optimizer's own, which knows nothing of clipping.
