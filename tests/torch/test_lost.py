@@ -48,6 +48,19 @@ def test_skipped_steps_and_later_ones_are_not_counted():
     assert lost.fraction == 0.0
 
 
+def test_steps_that_a_kernel_skips_are_not_counted():
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1, fused=True)
+    weight.grad = torch.ones(3)
+    with lost_updates(optimizer, [("weight", weight)]) as lost:
+        optimizer.found_inf = torch.ones(())
+        optimizer.step()
+        assert lost.fractions == {"weight": 0.0}
+        del optimizer.found_inf
+        optimizer.step()
+    assert lost.fractions == {"weight": 0.0}
+
+
 def test_names_come_from_the_model():
     model = nn.Linear(2, 2).bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)

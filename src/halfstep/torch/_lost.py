@@ -75,9 +75,12 @@ class _Watcher:
         ]
 
     @torch.no_grad()
-    def count(self, _optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-        """Counts what did not change."""
+    def count(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        """Counts what did not change, unless the kernel was told to change nothing."""
+        found = getattr(optimizer, "found_inf", None)
         for name, parameter, before, asked in self._before:
+            if found is not None:
+                asked &= found.to(asked.device) == 0
             self._lost.add(name, asked.sum(), (asked & (parameter.detach() == before)).sum())
         self._before = []
 

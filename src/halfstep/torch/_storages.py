@@ -85,8 +85,9 @@ class GradientPeak:
         self._on = False
         self._parameters = list(parameters)
         # At once: a hook that comes before this one may free the gradient.
-        for each in self._parameters:
-            each.register_post_accumulate_grad_hook(self._look)
+        self._hooks = [
+            each.register_post_accumulate_grad_hook(self._look) for each in self._parameters
+        ]
 
     def __enter__(self) -> Self:
         self._on = True
@@ -99,6 +100,8 @@ class GradientPeak:
         trace: TracebackType | None,
     ) -> None:
         self._on = False
+        for hook in self._hooks:
+            hook.remove()
 
     def _look(self, _parameter: Tensor) -> None:
         if self._on:
