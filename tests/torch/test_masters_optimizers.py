@@ -363,3 +363,26 @@ def test_removing_gives_float32_back():
     assert first.dtype is torch.float32
     assert first[0].item() == 1 + 2.0**-20
     assert "step" not in vars(single)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_empty_parameters_and_ones_with_gaps(fused):
+    empty, gaps = nn.Parameter(torch.randn(0)), nn.Parameter(torch.randn(6, 6).bfloat16()[:, ::2])
+    wide = [nn.Parameter(torch.empty(0)), nn.Parameter(gaps.detach().float().contiguous())]
+    made = [torch.optim.AdamW(each, lr=0.1, fused=fused) for each in ([empty, gaps], wide)]
+    keep_masters(made[0], param_dtype="bfloat16")
+    for _ in range(3):
+        set_gradients([empty, gaps], wide)
+        for each in made:
+            each.step()
+    assert_same([empty, gaps], wide)
+
+
+def test_gradients_follow_a_model_that_is_made_float32_by_hand():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    prepare(model, optimizer, "mixed_bfloat16", masters="split")
+    model.float()
+    model(torch.rand(2, 3)).sum().backward()
+    assert model.weight.grad.dtype is torch.float32
+    optimizer.step()

@@ -7,7 +7,6 @@ from torch.optim import Optimizer
 
 from halfstep.core import Policy, emit, listening
 from halfstep.errors import UsageError
-from halfstep.torch._masters._convert import splittable
 from halfstep.torch._region import Region
 from halfstep.torch._regions._attach import (
     checked_masters,
@@ -90,7 +89,7 @@ def prepare(
     if settings is None:
         refuse_half(module)
     else:
-        region._keep_masters(splittable(own_modules(module)), settings)
+        region._keep_masters(own_modules(module), settings)
     module.forward = Forward(region, module, module.__dict__.get("forward"))
     if listening():
         emit("region", policy=str(chosen))

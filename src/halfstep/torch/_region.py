@@ -15,7 +15,7 @@ from halfstep.errors import NonFiniteError, UsageError
 from halfstep.torch._autocast import settings_of
 from halfstep.torch._dtypes import compute_dtype
 from halfstep.torch._master import attach_masters, make_half
-from halfstep.torch._masters._convert import to_float32
+from halfstep.torch._masters._convert import flatten, splittable, to_float32
 from halfstep.torch._masters._kept import kept_tensors
 from halfstep.torch._masters._settings import MasterSettings
 from halfstep.torch._private import SEES_ATTRIBUTES
@@ -183,11 +183,13 @@ class Region(Clipping):
         name = "a model that is gone" if module is None else type(module).__name__
         return f"Region({name}, policy={str(self._policy)!r})"
 
-    def _keep_masters(self, parameters: list[Tensor], settings: MasterSettings) -> None:
+    def _keep_masters(self, modules: list[nn.Module], settings: MasterSettings) -> None:
         self._masters = settings
+        parameters = splittable(modules)
         wide = [each for each in parameters if each.dtype is torch.float32]
         self._made_half = [TensorWeakRef(each) for each in wide]
         make_half(parameters, settings)
+        flatten(modules)
 
     def _copied(self, module: nn.Module, copies: Mapping[int, Any]) -> "Region":
         """Returns a region of a copy of the module, with the same state and no optimizer."""

@@ -7,7 +7,15 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from halfstep.errors import UsageError
-from halfstep.torch._masters._kept import HALF, keep, kept_or_new, master_of, true_value, write
+from halfstep.torch._masters._kept import (
+    HALF,
+    keep,
+    kept_or_new,
+    master_of,
+    set_grad_dtype,
+    true_value,
+    write,
+)
 from halfstep.torch._masters._pieces import Piece
 
 
@@ -60,7 +68,7 @@ def to_half(parameter: Tensor, dtype: torch.dtype, grad_dtype: torch.dtype | Non
         write(Piece(parameter), value)
         return
     kept_or_new(parameter)
-    if grad_dtype is not None and parameter.is_leaf:
+    if grad_dtype is not None:
         keep_gradient_in(parameter, grad_dtype)
 
 
@@ -76,8 +84,7 @@ def to_float32(parameter: Tensor) -> None:
 def _become(parameter: Tensor, value: Tensor, grad_dtype: torch.dtype) -> None:
     gradient, parameter.grad = parameter.grad, None
     parameter.data = value
-    if parameter.is_leaf:
-        parameter.grad_dtype = grad_dtype
+    set_grad_dtype(parameter, grad_dtype)
     if gradient is not None:
         # Once, as a gradient in float32 would not come back from float16.
         parameter.grad = gradient.to(grad_dtype)
@@ -86,7 +93,7 @@ def _become(parameter: Tensor, value: Tensor, grad_dtype: torch.dtype) -> None:
 def keep_gradient_in(parameter: Tensor, dtype: torch.dtype) -> None:
     """Sets the dtype in which the gradient of a parameter is kept and added up."""
     gradient, parameter.grad = parameter.grad, None
-    parameter.grad_dtype = dtype
+    set_grad_dtype(parameter, dtype)
     if gradient is not None:
         parameter.grad = gradient.to(dtype)
 

@@ -52,8 +52,13 @@ def copy_masters(parameters: Iterable[Tensor], copies: Mapping[int, Any]) -> Non
         master, copied = master_of(parameter), copies.get(id(parameter))
         if master is not None and copied is not None:
             keep(copied, copy.deepcopy(master))
-            if copied.is_leaf:
-                copied.grad_dtype = parameter.grad_dtype
+            set_grad_dtype(copied, parameter.grad_dtype)
+
+
+def set_grad_dtype(parameter: Tensor, dtype: torch.dtype | None) -> None:
+    """Sets the dtype of a gradient, if it is another; one that is not set follows the parameter."""
+    if parameter.is_leaf and parameter.grad_dtype is not dtype:
+        parameter.grad_dtype = dtype
 
 
 def write(piece: Piece, value: Tensor) -> None:

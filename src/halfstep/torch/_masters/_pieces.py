@@ -31,10 +31,12 @@ class Piece:
         return tensor if self.stop is None else flat(tensor)[self.start : self.stop]
 
     def shaped(self, numbers: Tensor) -> Tensor:
-        """Returns a run of numbers in the shape, and with the strides, of the piece."""
+        """Returns a run of numbers in the shape of the piece, and with its strides if dense."""
+        own = self.parameter
         if self.stop is not None:
             return numbers
-        own = self.parameter
+        if not is_dense(own):
+            return numbers.view(own.shape)
         return numbers.as_strided(own.shape, own.stride(), numbers.storage_offset())
 
 
@@ -79,7 +81,7 @@ def packed(pieces: Iterable[Piece], limit: int) -> list[list[Piece]]:
     buckets: list[list[Piece]] = []
     free = 0
     for piece in pieces:
-        if piece.size > free:
+        if not buckets or piece.size > free:
             buckets.append([])
             free = limit
         buckets[-1].append(piece)
