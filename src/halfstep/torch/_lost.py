@@ -120,14 +120,17 @@ def lost_updates(
           66.7%  weight
     """
     checked_optimizer(optimizer, "lost_updates()")
-    lost = LostUpdates()
-    watcher = _Watcher(ParameterNames(named_parameters), lost)
-    hooks = (
-        optimizer.register_step_pre_hook(watcher.note),
-        optimizer.register_step_post_hook(watcher.count),
-    )
-    try:
+    with counted([optimizer], ParameterNames(named_parameters)) as lost:
         yield lost
-    finally:
-        for hook in hooks:
-            hook.remove()
+
+
+@contextlib.contextmanager
+def counted(optimizers: Iterable[Optimizer], names: ParameterNames) -> Iterator[LostUpdates]:
+    """Counts what `lost_updates` does, for several optimizers together."""
+    lost = LostUpdates()
+    with contextlib.ExitStack() as stack:
+        for optimizer in optimizers:
+            watcher = _Watcher(names, lost)
+            stack.callback(optimizer.register_step_pre_hook(watcher.note).remove)
+            stack.callback(optimizer.register_step_post_hook(watcher.count).remove)
+        yield lost

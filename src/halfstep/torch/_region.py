@@ -1,5 +1,6 @@
 """A region: a model inside which gradients are scaled and outside of which they are true."""
 
+import contextlib
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +15,7 @@ from halfstep.core import Policy, ScaleState
 from halfstep.errors import NonFiniteError, UsageError
 from halfstep.torch._autocast import settings_of
 from halfstep.torch._dtypes import compute_dtype
+from halfstep.torch._lost import LostUpdates, counted
 from halfstep.torch._master import attach_masters, make_half
 from halfstep.torch._masters._convert import flatten, splittable, to_float32
 from halfstep.torch._masters._kept import kept_tensors
@@ -34,6 +36,7 @@ from halfstep.torch._regions._release import Release
 from halfstep.torch._regions._release import release as release_of
 from halfstep.torch._regions._state import Cells, overflowed, settled
 from halfstep.torch._regions._strays import Leaves
+from halfstep.torch._scaling._gradients import ParameterNames
 from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord, advice, levels_to_user
 from halfstep.torch._tracing import constant
 
@@ -124,6 +127,23 @@ class Region(Clipping):
             self._optimizers.append(weakref.ref(each))
             if self._releases is not None:
                 self._releases += release_of(self, each, own_parameters(module))
+
+    def lost_updates(self) -> contextlib.AbstractContextManager[LostUpdates]:
+        """Counts the updates that round to nothing, as `halfstep.torch.lost_updates` does.
+
+        Example:
+            >>> import torch
+            >>> from halfstep.torch import prepare
+            >>> model = torch.nn.Linear(2, 1, bias=False)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+            >>> region = prepare(model, optimizer, "mixed_bfloat16", masters="split")
+            >>> with region.lost_updates() as lost:
+            ...     model(torch.ones(1, 2)).sum().backward()
+            ...     optimizer.step()
+            >>> lost.fractions
+            {'weight': 1.0}
+        """
+        return counted(list(self._attached()), ParameterNames(self._module()))
 
     @property
     def releases(self) -> bool:
