@@ -332,7 +332,8 @@ def test_float32_memory_stays_within_the_limit(fused, monkeypatch):
         sizes.clear()
         weight.grad = torch.randn_like(weight)
         optimizer.step()
-    assert max(sizes) == 800
+    # Whole vectors of 16 numbers and their gradients.
+    assert max(sizes) == 800 // 128 * 128
 
 
 def test_a_step_past_the_masters_is_refused():

@@ -23,6 +23,8 @@ Run = Callable[..., Any]
 
 # Kernels that go through more than the caches hold at a time read everything twice.
 _BLOCK = 2**20
+# The most numbers that a CPU works on at once.
+_VECTOR = 16
 # What a number costs while its optimizer steps: a master, and a gradient.
 _BYTES = 8
 
@@ -137,6 +139,8 @@ def _step_streamed(
 def _block(parameters: list[Tensor], limit: int | None) -> int:
     """Returns how many numbers a block has."""
     most = (limit or _DEFAULT_LIMIT) // _BYTES
+    # What a kernel does one by one, after the last whole vector, it rounds in another way.
+    most = most - most % _VECTOR or most
     return min(most, _BLOCK) if parameters and parameters[0].is_cpu else most
 
 
