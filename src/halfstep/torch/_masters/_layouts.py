@@ -44,16 +44,17 @@ class Split:
 
     def __init__(self, parameter: Tensor) -> None:
         self.remainder = torch.zeros_like(parameter.detach(), dtype=torch.int16)
+        # What it completes: bits that bfloat16 lacks are others than those that float16 lacks.
+        self.dtype = parameter.dtype
 
     def tensors(self) -> list[Tensor]:
         """Returns the remainder."""
         return [self.remainder]
 
     def fits(self, parameter: Tensor) -> bool:
-        """Returns whether the parameter still has the shape, after a move to its device."""
-        if self.remainder.device != parameter.device:
-            self.remainder = self.remainder.to(parameter.device)
-        return self.remainder.shape == parameter.shape
+        """Returns whether the parameter still has shape and dtype, wherever it was moved."""
+        self.remainder = beside(parameter, self.remainder)
+        return self.remainder.shape == parameter.shape and self.dtype is parameter.dtype
 
     def read(self, piece: Piece, out: Tensor) -> None:
         """Writes the exact value of a piece of the parameter."""
@@ -82,9 +83,8 @@ class Wide:
         return [self.value]
 
     def fits(self, parameter: Tensor) -> bool:
-        """Returns whether the parameter still has the shape, after a move to its device."""
-        if self.value.device != parameter.device:
-            self.value = self.value.to(parameter.device)
+        """Returns whether the parameter still has the shape, wherever it was moved."""
+        self.value = beside(parameter, self.value)
         return self.value.shape == parameter.shape
 
     def read(self, piece: Piece, out: Tensor) -> None:
@@ -113,6 +113,13 @@ def rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value.clamp(-largest, largest).to(dtype)
 
 
-def can_be_cut(parameter: Tensor, *others: Tensor) -> bool:
-    """Returns whether tensors lie in memory in the same order, without gaps."""
-    return is_dense(parameter) and all(each.stride() == parameter.stride() for each in others)
+def beside(parameter: Tensor, kept: Tensor) -> Tensor:
+    """Returns what is kept for a parameter on its device, in the order of its numbers in memory.
+
+    Both change when a model is moved, or brought to another memory format.
+    """
+    kept = kept.to(parameter.device)
+    moved = kept.shape == parameter.shape and kept.stride() != parameter.stride()
+    if not (moved and is_dense(parameter)):
+        return kept
+    return torch.empty_like(parameter.detach(), dtype=kept.dtype).copy_(kept)
