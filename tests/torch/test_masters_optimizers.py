@@ -344,20 +344,11 @@ def test_a_step_past_the_masters_is_refused():
     assert str(error.value) == (
         "Parameters with masters need an optimizer that knows of them, got a step of a SGD that "
         "does not: it would lose small updates. Call attach(optimizer) on what prepare returned, "
-        "or keep_masters(optimizer)."
+        "or keep_masters(optimizer), also for a copy of a model or an unpickled one."
     )
 
 
 def test_removing_gives_float32_back():
-    half, optimizer, wide, other = pair(lambda p: torch.optim.SGD(p, lr=0.1))
-    set_gradients(half, wide)
-    optimizer.step()
-    other.step()
-    masters = keep_masters(optimizer)
-    assert len(masters.tensors()) == 3
-    masters.remove()
-    assert masters.tensors() == []
-    assert all(each.dtype is torch.bfloat16 for each in half)
     first = nn.Parameter(torch.full((3,), 1 + 2.0**-20))
     single = torch.optim.SGD([first], lr=0.1)
     keep_masters(single, param_dtype="bfloat16").remove()

@@ -150,8 +150,9 @@ def test_float16_keeps_whole_masters_where_it_must():
     tiny, usual = (nn.Parameter(torch.full((4,), value)) for value in (1.234e-6, 0.1234))
     optimizer = torch.optim.SGD([tiny, usual], lr=0.1)
     keep_masters(optimizer, param_dtype="float16")
-    state = optimizer.state_dict()["state"]
-    assert [set(state[number]) for number in (0, 1)] == [{"master"}, {"float16_remainder"}]
+    (group,) = optimizer.state_dict()["param_groups"]
+    kept = group["halfstep_masters"]
+    assert [set(kept[place]) for place in (0, 1)] == [{"master"}, {"float16_remainder"}]
     assert [each.dtype for each in kept_tensors(optimizer)] == [torch.float32, torch.int16]
 
 
@@ -200,3 +201,116 @@ def test_a_part_of_a_state_dict_loads():
     result = load_float32_state_dict(model, {"weight": weight, "other": weight}, strict=False)
     assert (result.missing_keys, result.unexpected_keys) == (["bias"], ["other"])
     assert torch.equal(true_value(model.weight), weight)
+
+
+@pytest.mark.parametrize("order", ["model first", "optimizer first"])
+@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize("dtype", POLICIES)
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_checkpoint_may_be_loaded_before_prepare(kind, dtype, at, order):
+    run = Run(kind, dtype)
+    for number in range(at):
+        run.step(number)
+    state = written(run.state())
+    again = Run.__new__(Run)
+    torch.manual_seed(7)
+    again.model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+    again.optimizer = MAKERS[kind](again.model.parameters())
+    for name in ("model", "optimizer") if order == "model first" else ("optimizer", "model"):
+        getattr(again, name).load_state_dict(state[name])
+    again.region = prepare(again.model, again.optimizer, POLICIES[dtype], masters="split")
+    again.region.load_state_dict(state["region"])
+    for number in range(at, STEPS):
+        run.step(number)
+        again.step(number)
+    assert_same(run, again)
+    assert "halfstep_masters" not in again.optimizer.param_groups[0]
+
+
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.idle = nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, inputs):
+        return self.used(inputs)
+
+
+def test_a_layer_that_is_not_used_has_no_state_in_a_plain_optimizer():
+    torch.manual_seed(0)
+    model = Unused()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    prepare(model, optimizer, "mixed_bfloat16", masters="split")
+    model(torch.rand(4, 8)).sum().backward()
+    optimizer.step()
+    state = written({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    plain = Unused()
+    plain.load_state_dict(state["model"])
+    other = torch.optim.AdamW(plain.parameters(), lr=1e-3)
+    other.load_state_dict(state["optimizer"])
+    assert not other.state[plain.idle.weight]
+    sum(each(torch.rand(4, 8)).sum() for each in (plain.used, plain.idle)).backward()
+    other.step()
+    third = Unused()
+    third.load_state_dict(state["model"])
+    last = torch.optim.AdamW(third.parameters(), lr=1e-3)
+    last.load_state_dict(state["optimizer"])
+    prepare(third, last, "mixed_bfloat16", masters="split")
+    assert torch.equal(true_value(third.idle.weight), before["idle.weight"])
+
+
+@pytest.mark.parametrize("dtype", POLICIES)
+@pytest.mark.parametrize("loaded", ["before", "after"])
+@pytest.mark.parametrize("at", [0, 3])
+def test_float32_parameters_take_all_bits_of_a_checkpoint(at, loaded, dtype):
+    run = Run("adam", dtype)
+    for number in range(at):
+        run.step(number)
+    state = written(run.state())
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    model.load_state_dict(state["model"])
+    if loaded == "after":
+        prepare(model, optimizer, "mixed_bfloat16")
+    optimizer.load_state_dict(state["optimizer"])
+    if loaded == "before":
+        prepare(model, optimizer, "mixed_bfloat16")
+    for one, other in zip(model.parameters(), run.model.parameters(), strict=True):
+        assert torch.equal(one, true_value(other))
+    model(torch.rand(3, 8)).sum().backward()
+    optimizer.step()
+
+
+def test_missing_bits_of_other_parameters_are_refused():
+    run = Run("adam", "bfloat16")
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    prepare(model, optimizer, "mixed_bfloat16")
+    with pytest.raises(UsageError) as caught:
+        optimizer.load_state_dict(run.optimizer.state_dict())
+    assert str(caught.value) == (
+        "load_state_dict() needs the parameters of the checkpoint, of which it has the missing "
+        "bits (bfloat16_remainder), got others. Load the state dict of the model before that of "
+        "the optimizer, or prepare it with masters='split'."
+    )
+
+
+def test_masters_that_loading_has_rounded_are_refused():
+    torch.manual_seed(0)
+    model = nn.Linear(8, 3).bfloat16()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    keep_masters(optimizer)
+    model(torch.rand(4, 8).bfloat16()).sum().backward()
+    optimizer.step()
+    other = torch.optim.Adam(nn.Linear(8, 3).bfloat16().parameters(), lr=1e-3)
+    other.load_state_dict(optimizer.state_dict())
+    with pytest.raises(UsageError) as caught:
+        keep_masters(other)
+    assert str(caught.value) == (
+        "Masters need a state dict that is loaded after prepare or keep_masters, got one loaded "
+        "before: PyTorch has rounded all of it to bfloat16. Make the optimizer anew, prepare it, "
+        "and load the state dict then."
+    )
+    assert "step" not in vars(other)
+    assert not kept_tensors(other)

@@ -18,14 +18,14 @@ from halfstep.torch._engine._paths import UnmatchedRuleWarning as UnmatchedRuleW
 from halfstep.torch._explain import Explanation as Explanation
 from halfstep.torch._files import load as load
 from halfstep.torch._files import save as save
+from halfstep.torch._float32 import float32_state_dict as float32_state_dict
+from halfstep.torch._float32 import load_float32_state_dict as load_float32_state_dict
 from halfstep.torch._global import global_policy as global_policy
 from halfstep.torch._global import set_global_policy as set_global_policy
 from halfstep.torch._lost import LostUpdates as LostUpdates
 from halfstep.torch._lost import lost_updates as lost_updates
 from halfstep.torch._master import Masters as Masters
-from halfstep.torch._master import float32_state_dict as float32_state_dict
 from halfstep.torch._master import keep_masters as keep_masters
-from halfstep.torch._master import load_float32_state_dict as load_float32_state_dict
 from halfstep.torch._prepare import prepare as prepare
 from halfstep.torch._region import Region as Region
 from halfstep.torch._region import UnusedRegionWarning as UnusedRegionWarning

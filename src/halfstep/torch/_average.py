@@ -12,11 +12,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import swa_utils
 
 from halfstep.errors import UsageError
+from halfstep.torch._dtypes import HALF
 from halfstep.torch._masters._kept import true_value
 from halfstep.torch._private import averages_lists, convert
 from halfstep.torch._regions._attach import uncompiled
 from halfstep.torch._regions._forward import forward_of
-from halfstep.torch._regions._strays import HALF
 
 Pair = tuple[Tensor, Tensor]
 AverageOne = Callable[[Tensor, Tensor, Tensor | int], Tensor]

@@ -5,6 +5,7 @@ import torch
 from halfstep.errors import PolicyError
 
 COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+HALF = (torch.bfloat16, torch.float16)
 
 
 def compute_dtype(name: str) -> torch.dtype:

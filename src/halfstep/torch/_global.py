@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from halfstep.core import Policy
 from halfstep.errors import UsageError
+from halfstep.torch._dtypes import HALF
 from halfstep.torch._engine import _state
 from halfstep.torch._patches import replace
 from halfstep.torch._prepare import prepare
@@ -20,7 +21,6 @@ from halfstep.torch._region import Region
 from halfstep.torch._regions._attach import checked_masters, checked_policy, uncompiled
 from halfstep.torch._regions._forward import forward_of
 from halfstep.torch._regions._guard import Guard, guard
-from halfstep.torch._regions._strays import HALF
 
 _FLOAT32 = Policy.named("float32")
 _lock = threading.RLock()

@@ -1,17 +1,19 @@
 """Float32 masters of parameters in half precision, for any optimizer."""
 
 import weakref
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from halfstep.torch._masters._convert import to_float32, to_half
-from halfstep.torch._masters._kept import HALF, keep, kept_tensors, master_of, true_value, write
-from halfstep.torch._masters._pieces import Piece
+from halfstep.errors import UsageError
+from halfstep.torch._dtypes import HALF
+from halfstep.torch._masters._conversions import follow_conversions
+from halfstep.torch._masters._convert import Halved, halved
+from halfstep.torch._masters._kept import kept_tensors
 from halfstep.torch._masters._settings import MasterSettings, checked_settings
+from halfstep.torch._masters._step import is_fed
 from halfstep.torch._masters._unattached import refuse_unattached
 from halfstep.torch._regions._guard import guard
 from halfstep.torch._scaling._gradients import parameters_of
@@ -23,7 +25,7 @@ class Masters:
 
     Args:
         optimizer: The optimizer.
-        made_half: The parameters that were float32 before.
+        halved: The parameters that were given masters.
 
     Example:
         >>> import torch
@@ -33,9 +35,10 @@ class Masters:
         Masters(1 tensors, 8 bytes)
     """
 
-    def __init__(self, optimizer: Optimizer, made_half: list[Tensor]) -> None:
+    def __init__(self, optimizer: Optimizer, halved: Halved) -> None:
         self._optimizer = weakref.ref(optimizer)
-        self._made_half = made_half
+        self._halved = halved
+        self._removed = False
 
     def tensors(self) -> list[Tensor]:
         """Returns what is kept: int16 remainders, and float32 where 16 bits are too few."""
@@ -43,14 +46,16 @@ class Masters:
         return [] if optimizer is None else kept_tensors(optimizer)
 
     def remove(self) -> None:
-        """Makes those parameters float32 again that were so, exactly, and forgets the masters."""
-        for parameter in self._made_half:
-            to_float32(parameter)
+        """Makes parameters, and the state of the optimizer, what they would be without masters.
+
+        Those that were float32 are so again, exactly. Those that were in half precision lose what
+        only their masters have, and their state is rounded too, as optimizers want it.
+        """
         optimizer = self._optimizer()
-        if optimizer is not None:
+        self._halved.undo([] if optimizer is None else [optimizer])
+        if optimizer is not None and not self._removed:
             guard(optimizer).feeds(None)
-            for parameter in parameters_of(optimizer):
-                keep(parameter, None)
+        self._removed = True
 
     def __repr__(self) -> str:
         kept = self.tensors()
@@ -90,7 +95,7 @@ def keep_masters(
         What tells which tensors are kept, and undoes it.
 
     Raises:
-        UsageError: It is not an optimizer, or a setting makes no sense.
+        UsageError: It is not an optimizer, has masters already, or a setting makes no sense.
 
     Example:
         >>> import torch
@@ -107,19 +112,24 @@ def keep_masters(
     settings = checked_settings(
         "keep_masters", param_dtype=param_dtype, grad_dtype=grad_dtype, bucket_bytes=bucket_bytes
     )
+    refuse_fed("keep_masters", optimizer)
     parameters = list({id(each): each for each in parameters_of(optimizer)}.values())
     wide = [each for each in parameters if each.dtype is torch.float32 and each.requires_grad]
-    made_half = wide if settings.param_dtype else []
-    make_half([each for each in parameters if each.dtype in HALF] + made_half, settings)
-    attach_masters(optimizer, settings)
-    return Masters(optimizer, made_half)
+    half = [each for each in parameters if each.dtype in HALF]
+    masters = Masters(optimizer, make_half(half + (wide if settings.param_dtype else []), settings))
+    try:
+        attach_masters(optimizer, settings)
+    except UsageError:
+        masters.remove()
+        raise
+    return masters
 
 
-def make_half(parameters: list[Tensor], settings: MasterSettings) -> None:
+def make_half(parameters: Iterable[Tensor], settings: MasterSettings) -> Halved:
     """Makes parameters half-precision ones with exact masters."""
-    for parameter in parameters:
-        to_half(parameter, settings.param_dtype or torch.bfloat16, settings.grad_dtype)
     refuse_unattached()
+    follow_conversions()
+    return halved(parameters, settings.param_dtype or torch.bfloat16, settings.grad_dtype)
 
 
 def attach_masters(optimizer: Optimizer, settings: MasterSettings) -> None:
@@ -127,54 +137,11 @@ def attach_masters(optimizer: Optimizer, settings: MasterSettings) -> None:
     guard(optimizer).feeds(settings.feeding())
 
 
-def float32_state_dict(model: nn.Module) -> dict[str, Any]:
-    """Returns the state dict of a model with the exact float32 values of its parameters.
-
-    Args:
-        model: A model, with masters or not. Tensors in half precision come as float32.
-
-    Example:
-        >>> import torch
-        >>> model = torch.nn.Linear(1, 1, bias=False).bfloat16()
-        >>> float32_state_dict(model)["weight"].dtype
-        torch.float32
-    """
-    state: dict[str, Any] = model.state_dict()
-    own = dict(model.named_parameters(remove_duplicate=False))
-    for name, value in state.items():
-        if isinstance(value, Tensor) and value.dtype in HALF:
-            state[name] = true_value(own.get(name, value))
-    return state
-
-
-def load_float32_state_dict(
-    model: nn.Module, state_dict: Mapping[str, Any], strict: bool = True
-) -> Any:
-    """Loads a state dict into a model, every bit of it where parameters have masters.
-
-    `model.load_state_dict` rounds what it loads to the dtype of the parameter.
-
-    Args:
-        model: A model whose parameters have masters.
-        state_dict: What `float32_state_dict` returned, or the state dict of a float32 model.
-        strict: Whether the names must be those of the model.
-
-    Returns:
-        What `model.load_state_dict` returns.
-
-    Example:
-        >>> import torch
-        >>> model = torch.nn.Linear(1, 1, bias=False)
-        >>> masters = keep_masters(torch.optim.SGD(model.parameters()), param_dtype="bfloat16")
-        >>> load_float32_state_dict(model, {"weight": torch.tensor([[1.0 + 2.0**-20]])})
-        <All keys matched successfully>
-        >>> float32_state_dict(model)["weight"].item() == 1.0 + 2.0**-20
-        True
-    """
-    result = model.load_state_dict(state_dict, strict=strict)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if name in state_dict and master_of(parameter) is not None:
-            value = state_dict[name].detach().to(parameter.device, torch.float32)
-            laid_out = torch.empty_like(parameter.detach(), dtype=torch.float32).copy_(value)
-            write(Piece(parameter), laid_out)
-    return result
+def refuse_fed(function: str, optimizer: Optimizer) -> None:
+    """Raises an error if an optimizer sees masters that somebody else keeps."""
+    if is_fed(optimizer):
+        raise UsageError(
+            f"{function} needs an optimizer without masters, got a {type(optimizer).__name__} that "
+            "keep_masters or prepare has given some. Leave the second call out, or call remove() "
+            "on what the first one returned."
+        )

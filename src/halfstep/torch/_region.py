@@ -6,19 +6,18 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.weak import TensorWeakRef
 
 from halfstep.core import Policy, ScaleState
 from halfstep.errors import NonFiniteError, UsageError
 from halfstep.torch._autocast import settings_of
 from halfstep.torch._dtypes import compute_dtype
 from halfstep.torch._lost import LostUpdates, counted
-from halfstep.torch._master import attach_masters, make_half
-from halfstep.torch._masters._convert import flatten, splittable, to_float32
+from halfstep.torch._master import attach_masters, make_half, refuse_fed
+from halfstep.torch._masters._convert import Halved, flatten, splittable
 from halfstep.torch._masters._kept import kept_tensors
+from halfstep.torch._masters._saving import adopt, save_with_state
 from halfstep.torch._masters._settings import MasterSettings
 from halfstep.torch._private import SEES_ATTRIBUTES
 from halfstep.torch._regions import _checkpoint
@@ -74,9 +73,9 @@ class Region(Clipping):
         self._known_scale = policy.scale.init_scale
         self._calls = 0
         self._used = False
-        # How masters are kept, None where parameters stay in float32, and which were made half.
+        # How masters are kept, None where parameters stay in float32, and of which parameters.
         self._masters: MasterSettings | None = None
-        self._made_half: list[TensorWeakRef] = []
+        self._halved = Halved()
         self._releases: list[Release] | None = None
         # Whether a global policy made it.
         self._automatic = False
@@ -121,12 +120,21 @@ class Region(Clipping):
         if module is None:
             raise UsageError("attach() needs the model of the region, which is gone. Prepare anew.")
         for each in checked_optimizers(optimizer, module):
-            if self._masters is not None:
-                attach_masters(each, self._masters)
+            self._feed(each)
             guard(each).join(self)
             self._optimizers.append(weakref.ref(each))
             if self._releases is not None:
                 self._releases += release_of(self, each, own_parameters(module))
+
+    def _feed(self, optimizer: Optimizer) -> None:
+        """Lets an optimizer see masters, or parameters with all bits that it was saved with."""
+        if self._masters is None:
+            adopt(optimizer)
+            save_with_state(optimizer)
+            return
+        if not any(region._masters for region in guard(optimizer).regions):
+            refuse_fed("prepare", optimizer)
+        attach_masters(optimizer, self._masters)
 
     def lost_updates(self) -> contextlib.AbstractContextManager[LostUpdates]:
         """Counts the updates that round to nothing, as `halfstep.torch.lost_updates` does.
@@ -174,7 +182,8 @@ class Region(Clipping):
     def remove(self) -> None:
         """Makes the model and its optimizers what they were before `prepare`.
 
-        Parameters that were made half-precision ones are float32 again, with all of their bits.
+        Parameters that were made half-precision ones are float32 again, with all of their bits;
+        those that were in half precision before lose what only their masters have.
         """
         module = self._module()
         forward = None if module is None else forward_of(module)
@@ -184,11 +193,8 @@ class Region(Clipping):
                 module.forward = forward.original
         for release in self._releases or ():
             release.remove()
-        for ref in self._made_half:
-            parameter = ref()
-            if parameter is not None:
-                to_float32(parameter)
         found = [(guard(optimizer), optimizer) for optimizer in self._attached()]
+        self._halved.undo([optimizer for _, optimizer in found])
         self._optimizers.clear()
         for each, _ in found:
             each.part(self)
@@ -206,17 +212,14 @@ class Region(Clipping):
     def _keep_masters(self, modules: list[nn.Module], settings: MasterSettings) -> None:
         self._masters = settings
         parameters = splittable(modules)
-        wide = [each for each in parameters if each.dtype is torch.float32]
-        self._made_half = [TensorWeakRef(each) for each in wide]
-        make_half(parameters, settings)
+        self._halved = make_half(parameters, settings)
         flatten(modules)
 
     def _copied(self, module: nn.Module, copies: Mapping[int, Any]) -> "Region":
         """Returns a region of a copy of the module, with the same state and no optimizer."""
         again = Region(module, self._policy, Cells(*[cell.clone() for cell in self._cells]))
         again._masters = self._masters
-        made_half = [copies.get(id(ref())) for ref in self._made_half]
-        again._made_half = [TensorWeakRef(each) for each in made_half if each is not None]
+        again._halved = self._halved.of_copies(copies)
         again._releases = None if self._releases is None else []
         self._on_copy(again)
         return again

@@ -1,6 +1,5 @@
 """Which parameter has a master, and what the value of a parameter truly is."""
 
-import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,27 +8,35 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from halfstep.torch._masters._layouts import Master, Split, Wide, exactly
+from halfstep.torch._dtypes import HALF
+from halfstep.torch._masters._layouts import Master, Split, Wide, exactly, loaded
 from halfstep.torch._masters._pieces import Piece
 
-HALF = (torch.bfloat16, torch.float16)
-
 # Held by nothing else, so that a master goes with its parameter.
-_kept = WeakTensorKeyDictionary()
+_masters = WeakTensorKeyDictionary()
+# The attribute of a parameter through which a pickle of it holds the master too, as plain tensors.
+_PICKLED = "halfstep_master"
 
 
 def master_of(parameter: Tensor) -> Master | None:
     """Returns the master of a parameter, if it has one."""
-    master: Master | None = _kept.get(parameter)
-    return master if master and parameter.dtype in HALF and master.fits(parameter) else None
+    if parameter.dtype not in HALF:
+        return None
+    master: Master | None = _masters.get(parameter)
+    if master is None and _PICKLED in parameter.__dict__:
+        master = loaded(parameter, parameter.__dict__[_PICKLED])
+        keep(parameter, master)
+    return master if master and master.fits(parameter) else None
 
 
 def keep(parameter: Tensor, master: Master | None) -> None:
     """Gives a parameter a master, or takes it away."""
     if master is not None:
-        _kept[parameter] = master
-    elif parameter in _kept:
-        del _kept[parameter]
+        _masters[parameter] = master
+        parameter.__dict__[_PICKLED] = master.kept
+    else:
+        _masters.pop(parameter, None)
+        parameter.__dict__.pop(_PICKLED, None)
 
 
 def kept_or_new(parameter: Tensor) -> Master:
@@ -51,7 +58,7 @@ def copy_masters(parameters: Iterable[Tensor], copies: Mapping[int, Any]) -> Non
     for parameter in parameters:
         master, copied = master_of(parameter), copies.get(id(parameter))
         if master is not None and copied is not None:
-            keep(copied, copy.deepcopy(master))
+            keep(copied, loaded(copied, master.kept))
             set_grad_dtype(copied, parameter.grad_dtype)
 
 
@@ -102,4 +109,4 @@ def kept_tensors(optimizer: Optimizer) -> list[Tensor]:
 def tensors_of(parameters: Iterable[Tensor]) -> list[Tensor]:
     """Returns what is kept for parameters."""
     masters = [master_of(each) for each in parameters]
-    return [tensor for master in masters if master for tensor in master.tensors()]
+    return [master.tensor for master in masters if master]

@@ -25,6 +25,11 @@ class Piece:
         """How many numbers it has."""
         return self.parameter.numel() if self.stop is None else self.stop - self.start
 
+    @property
+    def ends(self) -> bool:
+        """Whether the last of the parameter's numbers is in it."""
+        return self.stop in (None, self.parameter.numel())
+
     def of(self, tensor: Tensor) -> Tensor:
         """Returns the same part of the parameter, or of a tensor that is laid out like it."""
         tensor = tensor.detach()

@@ -4,7 +4,7 @@
 1e-9 becomes 0 in float16, and a remainder becomes a float.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,22 +12,19 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from halfstep.errors import UsageError
-from halfstep.torch._dtypes import name_of
-from halfstep.torch._masters._bits import split
-from halfstep.torch._masters._kept import HALF, keep, master_of
-from halfstep.torch._masters._layouts import Master, Split, Wide
+from halfstep.torch._dtypes import HALF, name_of
+from halfstep.torch._masters._bits import merge
+from halfstep.torch._masters._kept import keep, master_of
+from halfstep.torch._masters._layouts import NAMES, REMAINDERS, WHOLE, Kept, loaded, rounded
 from halfstep.torch._masters._state import widen_state
-from halfstep.torch._scaling._gradients import parameters_of
 from halfstep.torch._scaling._optimizers import PerOptimizer
 
-_WHOLE = "master"
-_REMAINDERS = {dtype: f"{name_of(dtype)}_remainder" for dtype in HALF}
-_OURS = {_WHOLE, *_REMAINDERS.values()}
+# Where a group has the masters of parameters without state, by their place in it: optimizers take
+# a parameter with any state at all for one that was stepped.
+_UNSTEPPED = "halfstep_masters"
 _GIVEN = "halfstep_given"
 
 _watched: PerOptimizer[bool] = PerOptimizer()
-# Masters of parameters without any other state, while a state dict is loaded.
-_unstepped: PerOptimizer[list[tuple[Tensor, Mapping[str, Any]]]] = PerOptimizer()
 
 
 class _Given:
@@ -50,98 +47,71 @@ def save_with_state(optimizer: Optimizer) -> None:
     _watched[optimizer] = True
     optimizer.register_state_dict_post_hook(_add)
     optimizer.register_load_state_dict_pre_hook(_mark)
-    optimizer.register_load_state_dict_post_hook(_take_over)
+    optimizer.register_load_state_dict_post_hook(adopt)
 
 
 def _add(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     states = state_dict["state"]
-    for key, parameter in _keyed(optimizer):
-        master = master_of(parameter)
-        if master is not None:
-            (name, tensor), *_ = saved(master, parameter).items()
-            states[key] = {**states.get(key, {}), name: tensor}
+    for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
+        for place, key in enumerate(saved["params"]):
+            master = master_of(group["params"][place])
+            if master is not None and states.get(key):
+                states[key] = {**states[key], **master.kept}
+            elif master is not None:
+                saved.setdefault(_UNSTEPPED, {})[place] = {**master.kept}
 
 
-def saved(master: Master, parameter: Tensor) -> dict[str, Tensor]:
-    """Returns a master under the name that it has in a state dict."""
-    (tensor,) = master.tensors()
-    name = _REMAINDERS[parameter.dtype] if isinstance(master, Split) else _WHOLE
-    return {name: tensor}
-
-
-def _mark(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    states = state_dict["state"]
-    keys = [key for group in state_dict["param_groups"] for key in group["params"]]
-    pairs = zip(keys, parameters_of(optimizer), strict=False)
-    _unstepped[optimizer] = [
-        (parameter, states[key]) for key, parameter in pairs if _is_unstepped(states.get(key))
-    ]
+def _mark(_optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     marked = {
         key: {**_without_masters(state), _GIVEN: _Given(state)}
         if isinstance(state, dict)
         else state
-        for key, state in states.items()
-        if not _is_unstepped(state)
+        for key, state in state_dict["state"].items()
     }
     return {**state_dict, "state": marked}
 
 
-def _is_unstepped(state: Any) -> bool:
-    """Returns whether nothing is kept but a master, where optimizers look for no state at all."""
-    return isinstance(state, dict) and bool(state) and not _without_masters(state)
-
-
 def _without_masters(state: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the state that the optimizer itself keeps."""
-    return {name: value for name, value in state.items() if name not in _OURS}
+    return {name: value for name, value in state.items() if name not in NAMES}
 
 
-def _keyed(optimizer: Optimizer) -> Iterator[tuple[int, Tensor]]:
-    """Returns the parameters, each once, with their numbers in a state dict."""
-    seen: set[int] = set()
-    number = 0
+def adopt(optimizer: Optimizer) -> None:
+    """Gives parameters the masters that a state dict has brought, also one loaded long before."""
     for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield number, parameter
-            number += 1
-
-
-def _take_over(optimizer: Optimizer) -> None:
-    unstepped = _unstepped.get(optimizer) or ()
-    _unstepped.pop(optimizer)
-    for parameter, given in unstepped:
-        if parameter.dtype in HALF:
-            _load(parameter, given)
+        for place, kept in group.pop(_UNSTEPPED, {}).items():
+            _load(group["params"][place], kept)
     for parameter, state in list(optimizer.state.items()):
-        found = state.pop(_GIVEN, None) if isinstance(state, dict) else None
-        if found is not None and isinstance(parameter, Tensor) and parameter.dtype in HALF:
-            _load(parameter, found.state)
-            _restore(state, found.state, parameter)
-            widen_state(optimizer.state, parameter)
+        if isinstance(parameter, Tensor) and isinstance(state, dict):
+            _adopt_state(optimizer, parameter, state)
 
 
-def _load(parameter: Tensor, state: Mapping[str, Any]) -> None:
-    """Gives a parameter the master in a state, whether or not its own value was loaded yet."""
-    own = _REMAINDERS[parameter.dtype]
-    other = next((name for name in _REMAINDERS.values() if name in state and name != own), None)
-    if other:
-        raise UsageError(
-            f"load_state_dict() needs {own!r} for a parameter in {name_of(parameter.dtype)}, got "
-            f"{other!r}. Prepare the model with the param_dtype that the checkpoint was saved with."
-        )
-    _refuse_shape(parameter, {name: state[name] for name in (own, _WHOLE) if name in state})
-    if own in state:
-        master = Split(parameter)
-        master.remainder.copy_(state[own])
-        keep(parameter, master)
-    elif _WHOLE in state:
-        _load_whole(parameter, state[_WHOLE])
+def _adopt_state(optimizer: Optimizer, parameter: Tensor, state: dict[str, Any]) -> None:
+    given = state.pop(_GIVEN, None)
+    source = state if given is None else given.state
+    kept = {name: source[name] for name in NAMES if name in source}
+    if kept:
+        _load(parameter, kept)
+    for name in kept:
+        state.pop(name, None)
+    if given is not None and parameter.dtype in HALF:
+        _restore(state, given.state, parameter)
+        widen_state(optimizer.state, parameter)
 
 
-def _refuse_shape(parameter: Tensor, found: Mapping[str, Tensor]) -> None:
-    for name, tensor in found.items():
+def _load(parameter: Tensor, kept: Kept) -> None:
+    """Gives a parameter the master of a state dict, or all bits of it if it is float32."""
+    _refuse_shape(parameter, kept)
+    if parameter.dtype in HALF:
+        _refuse_other(parameter, kept)
+        _refuse_rounded(kept)
+        keep(parameter, loaded(parameter, kept))
+    else:
+        _complete(parameter, kept)
+
+
+def _refuse_shape(parameter: Tensor, kept: Kept) -> None:
+    for name, tensor in kept.items():
         if tensor.shape != parameter.shape:
             raise UsageError(
                 f"load_state_dict() needs a {name!r} of shape {tuple(parameter.shape)}, got "
@@ -150,17 +120,60 @@ def _refuse_shape(parameter: Tensor, found: Mapping[str, Tensor]) -> None:
             )
 
 
-def _load_whole(parameter: Tensor, value: Tensor) -> None:
-    wide = Wide(parameter, value)
-    master = Split(parameter)
-    low = torch.empty_like(parameter.detach())
-    exact = split(wide.value, low, master.remainder)
-    keep(parameter, master if exact else wide)
+def _refuse_other(parameter: Tensor, kept: Kept) -> None:
+    own = REMAINDERS[parameter.dtype]
+    if {own, WHOLE}.isdisjoint(kept):
+        raise UsageError(
+            f"load_state_dict() needs {own!r} for a parameter in {name_of(parameter.dtype)}, got "
+            f"{next(iter(kept))!r}. Prepare the model with the param_dtype that the checkpoint was "
+            "saved with."
+        )
 
 
-def _restore(state: Any, given: Mapping[str, Any], parameter: Tensor) -> None:
+def _refuse_rounded(kept: Kept) -> None:
+    for tensor in kept.values():
+        if tensor.dtype in HALF:
+            raise UsageError(
+                "Masters need a state dict that is loaded after prepare or keep_masters, got one "
+                f"loaded before: PyTorch has rounded all of it to {name_of(tensor.dtype)}. Make "
+                "the optimizer anew, prepare it, and load the state dict then."
+            )
+
+
+@torch.no_grad()
+def _complete(parameter: Tensor, kept: Kept) -> None:
+    """Gives a float32 parameter, loaded in half precision, the bits that it lacks, if it does."""
+    for dtype in HALF:
+        value = _value_of(rounded(parameter, dtype), kept)
+        if value is not None and _is_either(parameter, value, dtype):
+            parameter.copy_(value)
+            return
+    raise UsageError(
+        f"load_state_dict() needs the parameters of the checkpoint, of which it has the missing "
+        f"bits ({', '.join(kept)}), got others. Load the state dict of the model before that of "
+        "the optimizer, or prepare it with masters='split'."
+    )
+
+
+def _value_of(low: Tensor, kept: Kept) -> Tensor | None:
+    """Returns what the master of these numbers is, None if it is of another dtype."""
+    remainder = kept.get(REMAINDERS[low.dtype])
+    if remainder is None:
+        return kept.get(WHOLE)
+    value = torch.empty_like(low, dtype=torch.float32)
+    merge(low, remainder.to(low.device, torch.int16), value)
+    return value
+
+
+def _is_either(parameter: Tensor, value: Tensor, dtype: torch.dtype) -> bool:
+    """Returns whether a parameter is a value, or what it is in half precision."""
+    same = [parameter == each.to(parameter) for each in (value, rounded(value, dtype))]
+    return any(bool(each.all()) for each in same)
+
+
+def _restore(state: dict[str, Any], given: Mapping[str, Any], parameter: Tensor) -> None:
     """Puts back in its own dtype what loading has rounded to that of the parameter."""
-    for name, value in state.items() if isinstance(state, dict) else ():
+    for name, value in state.items():
         original = given.get(name)
         if not (isinstance(value, Tensor) and isinstance(original, Tensor)):
             continue

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 
 from halfstep.errors import UsageError
-from halfstep.torch._dtypes import COMPUTE, name_of
-from halfstep.torch._masters._kept import HALF
+from halfstep.torch._dtypes import COMPUTE, HALF, name_of
 from halfstep.torch._masters._step import Feeding
 
 

@@ -3,9 +3,10 @@
 from collections.abc import MutableMapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from halfstep.torch._masters._kept import HALF
+from halfstep.torch._dtypes import HALF
 from halfstep.torch._masters._pieces import Piece, is_dense
 
 
@@ -65,3 +66,13 @@ def widen_state(states: MutableMapping[Tensor, Any], parameter: Tensor) -> None:
     for key, value in pairs:
         if isinstance(value, Tensor) and value.dtype in HALF and value.dtype is parameter.dtype:
             states[parameter][key] = value.float()
+
+
+def narrow_state(states: MutableMapping[Tensor, Any], parameter: Tensor) -> None:
+    """Makes the state what an optimizer of a parameter in half precision makes of its own."""
+    state = states.get(parameter)
+    pairs = [*state.items()] if isinstance(state, dict) else []
+    for key, value in pairs:
+        wide = type(value) is Tensor and value.dtype is torch.float32
+        if wide and value.shape == parameter.shape and key != "step":
+            states[parameter][key] = value.to(parameter.dtype)

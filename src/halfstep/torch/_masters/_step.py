@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from halfstep.torch._masters._kept import HALF, kept_or_new
+from halfstep.torch._dtypes import HALF
+from halfstep.torch._masters._kept import kept_or_new
 from halfstep.torch._masters._pieces import Piece, cut, packed, size_of
-from halfstep.torch._masters._saving import save_with_state
+from halfstep.torch._masters._saving import adopt, save_with_state
 from halfstep.torch._masters._state import may_be_cut, widen_state
 from halfstep.torch._masters._stream import Stream, is_fused, written
 from halfstep.torch._masters._swap import Scratches, Swap
@@ -62,6 +63,7 @@ class Feeding:
 
     def begin(self, optimizer: Optimizer) -> None:
         """Makes masters and state what they are to be, and lets the state dict hold them."""
+        adopt(optimizer)
         _fed[optimizer] = self
         for parameter in parameters_of(optimizer):
             if parameter.dtype in HALF:

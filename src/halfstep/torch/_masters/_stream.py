@@ -18,6 +18,8 @@ from halfstep.torch._masters._kept import kept_or_new, write
 from halfstep.torch._masters._pieces import Piece, cut, packed
 from halfstep.torch._masters._state import is_laid_out
 from halfstep.torch._masters._swap import Scratches
+from halfstep.torch._masters._views import Views
+from halfstep.torch._scaling._gradients import parameters_of
 
 _ATEN = torch.ops.aten
 KERNELS = {
@@ -57,30 +59,24 @@ class Stream(TorchDispatchMode):
 
     def __init__(self, optimizer: Optimizer, parameters: Iterable[Tensor], limit: int) -> None:
         super().__init__()
-        self._optimizer = optimizer
         self._limit = limit
         self._pairs = [(each, _stand_in(each)) for each in parameters]
         self._parameters = {id(stand): parameter for parameter, stand in self._pairs}
-        self._lists = [(group["params"], [*group["params"]]) for group in optimizer.param_groups]
+        self._views = Views(optimizer)
+        self._seen = {id(each): [each] for each in parameters_of(optimizer)}
+        self._seen |= {id(parameter): [stand] for parameter, stand in self._pairs}
 
     def __enter__(self) -> Any:
-        stands = {id(parameter): stand for parameter, stand in self._pairs}
-        for shown, full in self._lists:
-            shown[:] = [stands.get(id(each), each) for each in full]
-        self._move_state((parameter, stand) for parameter, stand in self._pairs)
+        self._views.show(self._seen)
+        for parameter, stand in self._pairs:
+            self._views.move_state(parameter, stand)
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        for shown, full in self._lists:
-            shown[:] = full
-        self._move_state((stand, parameter) for parameter, stand in self._pairs)
-
-    def _move_state(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-        state = self._optimizer.state
-        for source, target in pairs:
-            if source in state:
-                state[target] = state.pop(source)
+        self._views.restore()
+        for parameter, stand in self._pairs:
+            self._views.move_state(stand, parameter)
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

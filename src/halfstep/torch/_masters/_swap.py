@@ -1,6 +1,7 @@
 """The exchange of parameters and float32 stand-ins in an optimizer, for the time of a step."""
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -8,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from halfstep.errors import UsageError
 from halfstep.torch._masters._kept import kept_or_new, write
 from halfstep.torch._masters._pieces import Piece
 from halfstep.torch._masters._state import cut_state, joined_state
+from halfstep.torch._masters._views import Views
 
 
 class Scratches:
@@ -55,12 +58,14 @@ class StandIn:
         self.piece = piece
         self.tensor = nn.Parameter(scratches.like(piece))
         self._wide = None if piece.parameter.grad_dtype is torch.float32 else scratches.like(piece)
+        self._version = piece.parameter._version
         # What optimizers look for, such as marks of weights that are not to decay.
         self.tensor.__dict__.update(piece.parameter.__dict__)
 
     def load(self) -> None:
         """Takes value and gradient from the parameter."""
         parameter = self.piece.parameter
+        self._version = parameter._version
         kept_or_new(parameter).read(self.piece, self.tensor.detach())
         self.tensor.grad = self._gradient(parameter.grad)
 
@@ -69,6 +74,15 @@ class StandIn:
             return None if gradient is None else gradient.detach().float()
         own = self.piece.of(gradient)
         return own if self._wide is None else self._wide.copy_(own)
+
+    def refuse_bypassed(self) -> None:
+        """Raises an error if the parameter itself was written to meanwhile."""
+        if self.piece.parameter._version != self._version:
+            raise UsageError(
+                "Masters need an optimizer that steps the parameters in its param_groups, got one "
+                "that wrote to others, which it keeps elsewhere. Let it read "
+                'group["params"] in each step.'
+            )
 
     def store(self) -> None:
         """Gives the value to the parameter."""
@@ -94,35 +108,34 @@ class Swap:
         scratches: Scratches,
     ) -> None:
         scratches.clear()
-        self._optimizer = optimizer
+        self._views = Views(optimizer)
         self._stands = [StandIn(piece, scratches) for piece in pieces]
         self._seen: dict[int, list[Tensor]] = {id(each): [each] for each in others}
         for stand in self._stands:
             self._seen.setdefault(id(stand.piece.parameter), []).append(stand.tensor)
-        self._lists = [(group["params"], [*group["params"]]) for group in optimizer.param_groups]
 
     def __enter__(self) -> "Swap":
         for stand in self._stands:
             stand.load()
-        for shown, full in self._lists:
-            shown[:] = [each for parameter in full for each in self._seen.get(id(parameter), ())]
-        state = self._optimizer.state
-        for stand in self._stands:
-            parameter = stand.piece.parameter
-            if parameter in state:
+        self._views.show(self._seen)
+        for state, stand in itertools.product(self._views.states, self._stands):
+            if stand.piece.parameter in state:
                 state[stand.tensor] = cut_state(state, stand.piece)
         return self
 
     def __exit__(self, kind: Any, *_: object) -> None:
-        for shown, full in self._lists:
-            shown[:] = full
-        state = self._optimizer.state
-        for stand in self._stands:
+        self._views.restore()
+        for state, stand in itertools.product(self._views.states, self._stands):
             if stand.tensor in state:
                 joined_state(state, stand.piece, state.pop(stand.tensor))
         if kind is None:
-            for stand in self._stands:
-                stand.store()
+            self._store()
+
+    def _store(self) -> None:
+        for stand in self._stands:
+            stand.refuse_bypassed()
+        for stand in self._stands:
+            stand.store()
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:

@@ -24,5 +24,6 @@ def _look(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         raise UsageError(
             f"Parameters with masters need an optimizer that knows of them, got a step of a "
             f"{type(optimizer).__name__} that does not: it would lose small updates. Call "
-            "attach(optimizer) on what prepare returned, or keep_masters(optimizer)."
+            "attach(optimizer) on what prepare returned, or keep_masters(optimizer), also for a "
+            "copy of a model or an unpickled one."
         )

@@ -10,6 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from halfstep.torch._masters._views import Views
+
 
 class Front:
     """A function in the place of a method of an optimizer.
@@ -30,7 +32,8 @@ class Front:
 
     def remove(self, optimizer: Optimizer) -> None:
         """Gives the optimizer its own method back, unless somebody has replaced the function."""
-        if optimizer.__dict__.get(self._name) is self._put():
+        put = self._put()
+        if put is not None and optimizer.__dict__.get(self._name) is put:
             delattr(optimizer, self._name)
             if self.own is not None:
                 setattr(optimizer, self._name, self.own)
@@ -62,12 +65,9 @@ def _put(
 @contextlib.contextmanager
 def showing_only(optimizer: Optimizer, parameters: Iterable[Tensor]) -> Iterator[None]:
     """Shows an optimizer only some of its parameters for a while."""
-    chosen = {id(each) for each in parameters}
-    lists = [(group["params"], [*group["params"]]) for group in optimizer.param_groups]
-    for shown, full in lists:
-        shown[:] = [each for each in full if id(each) in chosen]
+    views = Views(optimizer)
+    views.show({id(each): [each] for each in parameters})
     try:
         yield
     finally:
-        for shown, full in lists:
-            shown[:] = full
+        views.restore()

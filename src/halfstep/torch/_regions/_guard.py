@@ -96,11 +96,11 @@ class Guard:
     def feeds(self, feeding: Feeding | None) -> None:
         """Feeds the optimizer with masters from now on, or no longer."""
         optimizer = self.optimizer()
-        if optimizer is not None and self._feeding is not None:
-            self._feeding.end(optimizer)
-        self._feeding = feeding
         if optimizer is not None and feeding is not None:
             feeding.begin(optimizer)
+        elif optimizer is not None and self._feeding is not None:
+            self._feeding.end(optimizer)
+        self._feeding = feeding
         self.release()
 
     def release(self) -> None:

@@ -8,17 +8,15 @@ precision may not fit, and its updates may vanish.
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
 from halfstep.errors import UsageError
-from halfstep.torch._dtypes import name_of
+from halfstep.torch._dtypes import HALF, name_of
 from halfstep.torch._masters._kept import master_of
 from halfstep.torch._regions._call import Call
 
 Node = Any
-HALF = {torch.float16, torch.bfloat16}
 
 
 def strays(outputs: Iterable[Tensor], entered: Iterable[Tensor]) -> list[Tensor | Node]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
+from halfstep.torch._masters._views import optimizers_in
 from halfstep.torch._scaling._gradients import gradients_of, parameters_of
 from halfstep.torch._scaling._master import Swap
 from halfstep.torch._scaling._one_pass import clip, lazily
@@ -118,13 +119,15 @@ class Snapshot:
     """
 
     def __init__(self, optimizer: Optimizer, others: Iterable[Tensor] = ()) -> None:
-        self._optimizer = optimizer
         self._groups = [(group, _settings_of(group)) for group in optimizer.param_groups]
         tensors: list[Tensor] = [*parameters_of(optimizer), *others]
         for group, _ in self._groups:
             tensors += [value for value in group.values() if isinstance(value, Tensor)]
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
-        self._state = {key: copy.deepcopy(state) for key, state in optimizer.state.items()}
+        self._states = [
+            (each.state, {key: copy.deepcopy(state) for key, state in each.state.items()})
+            for each in optimizers_in(optimizer)
+        ]
 
     def restore(self) -> None:
         """Undoes whatever the step did."""
@@ -135,8 +138,9 @@ class Snapshot:
             for key in group.keys() - settings.keys() - {"params"}:
                 del group[key]
             group.update(settings)
-        self._optimizer.state.clear()
-        self._optimizer.state.update(self._state)
+        for state, before in self._states:
+            state.clear()
+            state.update(before)
 
 
 def _settings_of(group: dict[str, Any]) -> dict[str, Any]:
