@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from halfstep.torch import float32_state_dict, keep_masters, prepare
 from halfstep.torch._scaler import GradScaler
 from halfstep.torch._scaling._gradients import (
     ParameterNames,
@@ -209,3 +210,60 @@ def test_culprits_tell_inf_from_nan():
         ("nan", "nan"),
         ("both", "inf and nan"),
     )
+
+
+def expanded(value=1.0, dtype=torch.float32):
+    return torch.tensor([[value], [2.0]], dtype=dtype).expand(2, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_expanded_gradients_are_checked(dtype):
+    plain = torch.ones(2)
+    assert check([plain, expanded(dtype=dtype)], CPU)[CPU].item() == 0.0
+    for value in (torch.inf, torch.nan):
+        assert check([plain, expanded(value, dtype)], CPU)[CPU].item() == 1.0
+    plain[0] = torch.inf
+    assert check([plain, expanded(dtype=dtype)], CPU)[CPU].item() == 1.0
+
+
+@pytest.mark.parametrize(("value", "found"), [(1.0, 0.0), (2e38, 1.0)])
+def test_expanded_values_of_sparse_gradients_are_checked(value, found):
+    places = torch.tensor([[1, 1]])
+    gradient = torch.sparse_coo_tensor(
+        places, torch.tensor(value).expand(2), (3,), check_invariants=True
+    )
+    assert check([gradient], CPU)[CPU].item() == found
+
+
+def test_what_a_check_cannot_is_an_error():
+    with pytest.raises(NotImplementedError, match="not implemented for 'Int'"):
+        check([expanded(), torch.ones(2, dtype=torch.int32)], CPU)
+
+
+def test_only_gradients_that_are_multiplied_must_not_overlap():
+    with pytest.raises(RuntimeError, match="single memory location"):
+        unscaled([expanded()])
+
+
+KEPT = {
+    "cast": lambda model, optimizer: prepare(model, optimizer, "mixed_bfloat16"),
+    "scaled": lambda model, optimizer: prepare(model, optimizer, "mixed_float16"),
+    "split": lambda model, optimizer: prepare(model, optimizer, "mixed_bfloat16", masters="split"),
+    "alone": lambda _, optimizer: keep_masters(optimizer, param_dtype="bfloat16"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::halfstep.torch.UnusedRegionWarning")
+@pytest.mark.parametrize("case", KEPT)
+def test_an_expanded_gradient_set_by_hand_is_a_step(case):
+    model, other = nn.Linear(3, 2, bias=False), nn.Linear(3, 2, bias=False)
+    other.load_state_dict(model.state_dict())
+    optimizer, plain = (torch.optim.AdamW(each.parameters(), lr=0.1) for each in (model, other))
+    KEPT[case](model, optimizer)
+    for value in (1.0, torch.inf, 3.0):
+        model.weight.grad = expanded(value, model.weight.dtype)
+        optimizer.step()
+        if value != torch.inf:
+            other.weight.grad = expanded(value)
+            plain.step()
+    assert torch.equal(float32_state_dict(model)["weight"], other.weight)

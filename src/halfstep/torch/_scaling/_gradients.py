@@ -40,8 +40,28 @@ def fingerprint(gradients: list[Tensor]) -> tuple[list[int], list[int]]:
 
 def check(gradients: list[Tensor], device: torch.device) -> Found:
     """Returns, per device, 1.0 where a gradient is not finite, and changes none."""
+    try:
+        return _checked(gradients, device)
+    except RuntimeError:
+        # The kernel writes to what it checks, and nothing writes where numbers share memory.
+        return _checked([_without_repeats(each) for each in gradients], device)
+
+
+def _checked(gradients: list[Tensor], device: torch.device) -> Found:
     one = torch.ones((), dtype=torch.float32, device=device)
     return unscale(by_kind(gradients), one, torch.zeros_like(one), again=False)
+
+
+def _without_repeats(gradient: Tensor) -> Tensor:
+    """Returns a view of a gradient in which a number that `expand` repeats is there once.
+
+    Example:
+        >>> _without_repeats(torch.ones(3, 1).expand(3, 4)).shape
+        torch.Size([3, 1])
+    """
+    if gradient.layout is not torch.strided:
+        return gradient.clone()
+    return gradient[tuple(slice(None if stride else 1) for stride in gradient.stride())]
 
 
 def unscale(kinds: Kinds, inverse: Tensor, found: Tensor, *, again: bool) -> Found:
