@@ -53,7 +53,7 @@ def test_whole_masters_follow_the_memory_format():
     wide = copy.deepcopy(half)
     optimizer = O.SGD(half.parameters(), lr=2.0**-20, fused=True)
     other = O.SGD(wide.parameters(), lr=2.0**-20, fused=True)
-    masters = keep_masters(optimizer, param_dtype="float16", bucket_bytes=80)
+    masters = keep_masters(optimizer, param_dtype="float16", bucket_bytes=128)
     assert [each.dtype for each in masters.tensors()] == [torch.float32]
     for model in (half, wide):
         model.to(memory_format=torch.channels_last)

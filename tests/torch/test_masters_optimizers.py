@@ -101,7 +101,7 @@ def test_optimizers_of_others_have_the_bits_of_float32(kind):
     assert_same(half, wide)
 
 
-@pytest.mark.parametrize("bucket_bytes", [8, 80, 8000])
+@pytest.mark.parametrize("bucket_bytes", [128, 800, 8000])
 @pytest.mark.parametrize("kind", [Counting, Replacing])
 def test_buckets_are_parts_of_one_step(kind, bucket_bytes):
     half, optimizer, wide, other = pair(kind, bucket_bytes=bucket_bytes)
@@ -162,7 +162,7 @@ def test_a_closure_of_another_optimizer_is_evaluated_once():
 @pytest.mark.parametrize("fused", [False, True])
 def test_hooks_run_once_and_see_the_parameters(fused):
     half, optimizer, wide, _ = pair(
-        lambda p: torch.optim.AdamW(p, lr=0.01, fused=fused), bucket_bytes=80
+        lambda p: torch.optim.AdamW(p, lr=0.01, fused=fused), bucket_bytes=128
     )
     seen = []
 

@@ -7,7 +7,7 @@ from torch import nn
 from halfstep.core import override_policy
 from halfstep.errors import PolicyError, UsageError
 from halfstep.torch import prepare
-from tests.torch.split_models import assert_same, exact, losses, made, perceptron
+from tests.torch.split_models import IN_FLOAT16, assert_same, exact, losses, made, perceptron
 
 POLICY_ERRORS = {
     "float32": (
@@ -22,6 +22,11 @@ POLICY_ERRORS = {
         "precision, with exact float32 masters.",
     ),
 }
+NARROW_GRADIENTS = (
+    "prepare needs grad_dtype to be float32 or bfloat16, got 'float16', in which gradients of "
+    "their true size overflow, so that steps are skipped, or round to 0. Write "
+    "grad_dtype='float32'."
+)
 USAGE_ERRORS = {
     "masters": (
         {"masters": "both"},
@@ -45,27 +50,32 @@ USAGE_ERRORS = {
     ),
     "grad_dtype": (
         {"masters": "split", "grad_dtype": "float64"},
-        "prepare needs grad_dtype to be float32 or bfloat16 or float16, got 'float64'. Leave it "
-        "out for the default.",
+        "prepare needs grad_dtype to be float32 or bfloat16, got 'float64'. Leave it out for the "
+        "default.",
     ),
     "grad_dtype of torch": (
         {"masters": "split", "grad_dtype": torch.float64},
-        "prepare needs grad_dtype to be float32 or bfloat16 or float16, got 'float64'. Leave it "
-        "out for the default.",
+        "prepare needs grad_dtype to be float32 or bfloat16, got 'float64'. Leave it out for the "
+        "default.",
+    ),
+    "narrow grad_dtype": ({"masters": "split", "grad_dtype": "float16"}, NARROW_GRADIENTS),
+    "narrow grad_dtype of torch": (
+        {"policy": IN_FLOAT16, "masters": "split", "grad_dtype": torch.float16},
+        NARROW_GRADIENTS,
     ),
     "bucket_bytes": (
-        {"masters": "split", "bucket_bytes": 4},
-        "prepare needs bucket_bytes to be a whole number >= 8, got 4. Leave it out, or write "
+        {"masters": "split", "bucket_bytes": 127},
+        "prepare needs bucket_bytes to be a whole number >= 128, got 127. Leave it out, or write "
         "2**28 for 256 MiB.",
     ),
     "bucket_bytes in words": (
         {"masters": "split", "bucket_bytes": "1 GiB"},
-        "prepare needs bucket_bytes to be a whole number >= 8, got '1 GiB'. Leave it out, or write "
-        "2**28 for 256 MiB.",
+        "prepare needs bucket_bytes to be a whole number >= 128, got '1 GiB'. Leave it out, or "
+        "write 2**28 for 256 MiB.",
     ),
     "bucket_bytes as a switch": (
         {"masters": "split", "bucket_bytes": True},
-        "prepare needs bucket_bytes to be a whole number >= 8, got True. Leave it out, or write "
+        "prepare needs bucket_bytes to be a whole number >= 128, got True. Leave it out, or write "
         "2**28 for 256 MiB.",
     ),
     "release": (

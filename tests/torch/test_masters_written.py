@@ -93,6 +93,7 @@ def test_frozen_parameters_stay_as_they_are():
         ("mixed_bfloat16", None, torch.bfloat16),
         ("mixed_bfloat16", "float32", torch.float32),
         (IN_FLOAT16, None, torch.float32),
+        (IN_FLOAT16, "bfloat16", torch.bfloat16),
     ],
 )
 def test_gradients_that_are_there_stay(policy, grad_dtype, kept):

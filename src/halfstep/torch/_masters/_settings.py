@@ -9,6 +9,10 @@ from halfstep.errors import UsageError
 from halfstep.torch._dtypes import COMPUTE, HALF, name_of
 from halfstep.torch._masters._step import Feeding
 
+# What a master and a gradient of the 16 numbers take that the vectors of a CPU hold at most.
+# What a kernel does one by one, after the last whole vector, it rounds in another way.
+_LEAST_BYTES = 128
+
 
 @dataclass(frozen=True)
 class MasterSettings:
@@ -33,16 +37,34 @@ def checked_settings(
     function: str, *, param_dtype: Any, grad_dtype: Any, bucket_bytes: Any
 ) -> MasterSettings:
     """Returns the settings, if they make sense."""
-    if bucket_bytes is not None and not (isinstance(bucket_bytes, int) and bucket_bytes >= 8):
-        raise UsageError(
-            f"{function} needs bucket_bytes to be a whole number >= 8, got {bucket_bytes!r}. Leave "
-            "it out, or write 2**28 for 256 MiB."
-        )
+    _check_bucket(function, bucket_bytes)
+    _refuse_float16(function, grad_dtype)
     half = {name: dtype for name, dtype in COMPUTE.items() if dtype in HALF}
+    wide = {name: dtype for name, dtype in COMPUTE.items() if dtype is not torch.float16}
     return MasterSettings(
         _checked(function, "param_dtype", param_dtype, half),
-        _checked(function, "grad_dtype", grad_dtype, COMPUTE),
+        _checked(function, "grad_dtype", grad_dtype, wide),
         bucket_bytes,
+    )
+
+
+def _check_bucket(function: str, given: Any) -> None:
+    if given is None or (isinstance(given, int) and given >= _LEAST_BYTES):
+        return
+    raise UsageError(
+        f"{function} needs bucket_bytes to be a whole number >= {_LEAST_BYTES}, got {given!r}. "
+        "Leave it out, or write 2**28 for 256 MiB."
+    )
+
+
+def _refuse_float16(function: str, grad_dtype: Any) -> None:
+    """Refuses what only scaled gradients fit into, since those that a step uses are not scaled."""
+    if grad_dtype not in ("float16", torch.float16):
+        return
+    raise UsageError(
+        f"{function} needs grad_dtype to be float32 or bfloat16, got 'float16', in which "
+        "gradients of their true size overflow, so that steps are skipped, or round to 0. "
+        "Write grad_dtype='float32'."
     )
 
 
