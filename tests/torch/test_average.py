@@ -375,3 +375,19 @@ def test_nothing_warns():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         averages(Network().half(), AveragedModel, use_buffers=True)
+
+
+@pytest.mark.parametrize("given", [3, nn.Linear, holder().state_dict(), None])
+def test_what_is_no_model_is_refused(given):
+    text = (
+        f"needs a torch.nn.Module, got {type(given).__name__}. Pass the model, not its class, its "
+        "parameters or a state dict."
+    )
+    with pytest.raises(UsageError) as caught:
+        AveragedModel(given)
+    assert str(caught.value) == f"AveragedModel {text}"
+    averaged = AveragedModel(holder())
+    with pytest.raises(UsageError) as caught:
+        averaged.update_parameters(given)
+    assert str(caught.value) == f"update_parameters {text}"
+    assert averaged.n_averaged == 0

@@ -63,6 +63,7 @@ class AveragedModel(swa_utils.AveragedModel):
         multi_avg_fn: AverageMany | None = None,
         use_buffers: bool = False,
     ) -> None:
+        _check_module(model, "AveragedModel")
         super().__init__(model, device, avg_fn, multi_avg_fn, use_buffers)
         self._narrow = _narrow_dtypes(self.module)
         _widen(self.module)
@@ -90,6 +91,7 @@ class AveragedModel(swa_utils.AveragedModel):
         Args:
             model: The model.
         """
+        _check_module(model, "update_parameters")
         # What was loaded with assign=True may be in half precision, where an average stands still.
         _widen(self.module)
         pairs = _pairs(self.module, model, buffers=self.use_buffers)
@@ -114,6 +116,14 @@ class AveragedModel(swa_utils.AveragedModel):
             one = self.avg_fn or swa_utils.get_swa_avg_fn()
             for old, new in zip(averaged, current, strict=True):
                 old.copy_(new if first else one(old, new, count))
+
+
+def _check_module(model: Any, function: str) -> None:
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"{function} needs a torch.nn.Module, got {type(model).__name__}. Pass the model, not "
+            "its class, its parameters or a state dict."
+        )
 
 
 def _widen(module: nn.Module) -> None:
