@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from halfstep.torch import keep_masters, lost_updates
+from halfstep.errors import UsageError
+from halfstep.torch import keep_masters, lost_updates, prepare
 
 
 def plain_count(before, after, gradient):
@@ -89,3 +90,95 @@ def test_what_is_shown_begins_with_the_worst():
     lines = repr(lost).splitlines()
     assert lines[1] == " 100.0%  p0"
     assert lines[-1] == "and 2 more"
+
+
+def refused(*arguments):
+    with pytest.raises(UsageError) as caught, lost_updates(*arguments):
+        pass
+    return str(caught.value)
+
+
+def optimizer_of(parameters):
+    return torch.optim.SGD(parameters, lr=1e-6)
+
+
+class Wrapper:
+    """What steps an optimizer without being one."""
+
+    def __init__(self, optimizer):
+        self.step, self.param_groups = optimizer.step, optimizer.param_groups
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (nn.Sequential(nn.Linear(2, 2)), "Sequential"),
+        (nn.Linear(2, 2).weight, "Tensor"),
+        ("AdamW", "str"),
+        (3, "int"),
+        ([optimizer_of(nn.Linear(2, 2).parameters()), 3], "int"),
+        (Wrapper(optimizer_of(nn.Linear(2, 2).parameters())), "Wrapper"),
+    ],
+)
+def test_what_is_no_optimizer_is_refused(given, shown):
+    assert refused(given) == (
+        f"lost_updates() needs a torch.optim.Optimizer, or a list of them, got {shown}. Pass the "
+        "optimizer that trains the model."
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (3, "3"),
+        ("weight", "'weight'"),
+        (dict(nn.Linear(2, 2).named_parameters()), "a dict"),
+        (nn.Linear(2, 2).weight, "a Parameter"),
+        (nn.Linear(2, 2).parameters(), "a Parameter"),
+        ([3], "3"),
+    ],
+)
+def test_what_has_no_names_is_refused(given, shown):
+    assert refused(optimizer_of(nn.Linear(2, 2).parameters()), given) == (
+        f"named_parameters needs a module or pairs of name and parameter, got {shown}. Pass "
+        "model.named_parameters()."
+    )
+
+
+def test_a_block_without_a_step_says_so():
+    model = nn.Linear(2, 2)
+    optimizer = optimizer_of(model.parameters())
+    with lost_updates(optimizer) as lost:
+        pass
+    assert str(lost) == repr(lost) == "no step with gradients was seen"
+    assert lost.fraction == 0.0
+    with lost_updates(optimizer) as lost:
+        optimizer.step()
+    assert str(lost) == "no step with gradients was seen"
+    with prepare(model).lost_updates() as lost:
+        pass
+    assert str(lost) == "no step with gradients was seen"
+
+
+def test_several_optimizers_are_counted_together():
+    models = nn.Linear(2, 2).bfloat16(), nn.Linear(2, 2).bfloat16()
+    optimizers = [optimizer_of(each.named_parameters()) for each in models]
+    with lost_updates([*optimizers, optimizers[0]]) as lost:
+        for rate, model, optimizer in zip((1e-9, 100.0), models, optimizers, strict=True):
+            optimizer.param_groups[0]["lr"] = rate
+            model(torch.ones(1, 2).bfloat16()).sum().backward()
+            optimizer.step()
+            optimizer.step()
+    wanted = {"weight": 1.0, "bias": 1.0, "weight (2)": 0.0, "bias (2)": 0.0}
+    assert lost.fractions == wanted
+    assert lost.fraction == 0.5
+
+
+def test_a_parameter_of_several_optimizers_is_one():
+    weight = nn.Parameter(torch.ones(3).bfloat16())
+    optimizers = [torch.optim.SGD([("weight", weight)], lr=rate) for rate in (1e-9, 1.0)]
+    weight.grad = torch.ones_like(weight)
+    with lost_updates(optimizers) as lost:
+        for each in optimizers:
+            each.step()
+    assert lost.fractions == {"weight": 0.5}

@@ -2,13 +2,14 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from halfstep.errors import UsageError
 from halfstep.torch._scaling._gradients import ParameterNames
-from halfstep.torch._scaling._optimizers import checked_optimizer
 
 _SHOWN = 10
 
@@ -24,6 +25,7 @@ class LostUpdates:
     def __init__(self) -> None:
         # How many weights had a gradient, and how many of those stayed what they were.
         self._counts: dict[str, tuple[Tensor, Tensor]] = {}
+        self._named: dict[str, list[int]] = {}
 
     @property
     def fractions(self) -> dict[str, float]:
@@ -38,12 +40,22 @@ class LostUpdates:
         asked = sum(int(each.item()) for each, _ in self._counts.values())
         return sum(int(each.item()) for _, each in self._counts.values()) / max(asked, 1)
 
+    def label(self, name: str, parameter: Tensor) -> str:
+        """Returns a name that no other parameter has, such as `weight (2)` for a second one."""
+        alike = self._named.setdefault(name, [])
+        if id(parameter) not in alike:
+            alike.append(id(parameter))
+        place = alike.index(id(parameter))
+        return f"{name} ({place + 1})" if place else name
+
     def add(self, name: str, asked: Tensor, lost: Tensor) -> None:
         """Counts one step of one parameter, without waiting for the device."""
         before = self._counts.get(name, (torch.zeros_like(asked), torch.zeros_like(lost)))
         self._counts[name] = before[0] + asked, before[1] + lost
 
     def __str__(self) -> str:
+        if not self._counts:
+            return "no step with gradients was seen"
         worst = sorted(self.fractions.items(), key=lambda pair: -pair[1])
         lines = [f"{fraction:7.1%}  {name}" for name, fraction in worst[:_SHOWN]]
         hidden = [f"and {len(worst) - _SHOWN} more"] if len(worst) > _SHOWN else []
@@ -69,9 +81,9 @@ class _Watcher:
     def note(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         """Keeps the values, and where there is a gradient."""
         self._before = [
-            (name, parameter, parameter.detach().clone(), _dense(parameter.grad) != 0)
-            for name, parameter in self._names.of(optimizer)
-            if parameter.grad is not None
+            (self._lost.label(name, each), each, each.detach().clone(), _dense(each.grad) != 0)
+            for name, each in self._names.of(optimizer)
+            if each.grad is not None
         ]
 
     @torch.no_grad()
@@ -91,7 +103,8 @@ def _dense(gradient: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def lost_updates(
-    optimizer: Optimizer, named_parameters: nn.Module | Iterable[tuple[str, Tensor]] | None = None
+    optimizer: Optimizer | Iterable[Optimizer],
+    named_parameters: nn.Module | Iterable[tuple[str, Tensor]] | None = None,
 ) -> Iterator[LostUpdates]:
     """Counts, within the block, the weights that have a gradient and that a step does not change.
 
@@ -101,7 +114,7 @@ def lost_updates(
     of the parameters while the optimizer steps.
 
     Args:
-        optimizer: Whose steps.
+        optimizer: Whose steps, of one or several optimizers.
         named_parameters: A module, or pairs of name and parameter, for the names; unneeded if the
             optimizer was made from `model.named_parameters()`.
 
@@ -119,9 +132,20 @@ def lost_updates(
           66.7%  of all updates changed nothing
           66.7%  weight
     """
-    checked_optimizer(optimizer, "lost_updates()")
-    with counted([optimizer], ParameterNames(named_parameters)) as lost:
+    with counted(_checked(optimizer), ParameterNames(named_parameters)) as lost:
         yield lost
+
+
+def _checked(optimizer: Any) -> list[Optimizer]:
+    several = isinstance(optimizer, Iterable) and not isinstance(optimizer, nn.Module)
+    found = {id(each): each for each in (optimizer if several else [optimizer])}
+    for each in found.values():
+        if not hasattr(each, "register_step_pre_hook"):
+            raise UsageError(
+                f"lost_updates() needs a torch.optim.Optimizer, or a list of them, got "
+                f"{type(each).__name__}. Pass the optimizer that trains the model."
+            )
+    return [*found.values()]
 
 
 @contextlib.contextmanager

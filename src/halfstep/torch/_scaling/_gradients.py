@@ -1,8 +1,9 @@
 """Checks and unscales the gradients of an optimizer, and names the ones that are not finite."""
 
+import reprlib
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -156,6 +157,8 @@ parameter, got ('scale', 3). Pass model.named_parameters().
     def __init__(self, *sources: nn.Module | Iterable[tuple[str, Tensor]] | None) -> None:
         modules = [each for each in sources if isinstance(each, nn.Module)]
         others = [each for each in sources if each is not None and not isinstance(each, nn.Module)]
+        for each in others:
+            _check_iterable(each)
         self._modules = [weakref.ref(each) for each in modules]
         self._pairs = [(_name(pair), TensorWeakRef(pair[1])) for each in others for pair in each]
 
@@ -179,12 +182,23 @@ parameter, got ('scale', 3). Pass model.named_parameters().
         return {id(parameter): name for name, parameter in pairs if parameter is not None}
 
 
+def _check_iterable(source: Any) -> None:
+    if isinstance(source, str | Mapping | Tensor) or not isinstance(source, Iterable):
+        raise _no_pairs(source)
+
+
 def _name(pair: Any) -> str:
     match pair:
         case (str(name), Tensor()):
             return name
-    raise UsageError(
-        f"named_parameters needs a module or pairs of name and parameter, got {pair!r}. "
+    raise _no_pairs(pair)
+
+
+def _no_pairs(given: Any) -> UsageError:
+    is_large = isinstance(given, Tensor | Mapping)
+    shown = f"a {type(given).__name__}" if is_large else reprlib.repr(given)
+    return UsageError(
+        f"named_parameters needs a module or pairs of name and parameter, got {shown}. "
         "Pass model.named_parameters()."
     )
 
