@@ -152,6 +152,7 @@ def test_what_fails(target, args, text, capsys):
         (["model.py:nope"], "memory needs a callable that is there, got 'nope', which model.py"),
         (["nowhere.at.all:build"], "memory needs a module that can be imported, got 'nowhere.at"),
         (["model.py:build", "--optimizer", "Adm"], "--optimizer needs the name of an optimizer of"),
+        (["model.py:build", "--optimizer", "LBFGS"], "--optimizer needs one whose step can do"),
     ],
 )
 def test_wrong_usage_that_the_process_finds(arguments, text, capsys):

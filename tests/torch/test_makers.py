@@ -31,12 +31,18 @@ def test_options():
         ("SGD, momentum", "needs a name and options such as 'SGD, momentum=0.9', got"),
         ("SGD, lr=f()", "needs a name and options"),
         ("", "needs a name and options"),
+        (
+            "LBFGS, lr=0.1",
+            "--optimizer needs one whose step can do without a closure, got 'LBFGS'. Name a script "
+            "that trains with it: halfstep memory train.py",
+        ),
     ],
 )
 def test_what_is_no_optimizer(text, error):
     with pytest.raises(UsageError) as raised:
         maker(text)
     assert error in str(raised.value)
+    assert "LBFGS," not in str(raised.value).partition("Write one of")[2]
 
 
 def test_a_class_that_adds_defaults_for_its_parent():
@@ -52,9 +58,15 @@ def test_parameters_of_several_optimizers_count_once():
 
 
 def test_an_optimizer_that_cannot_be_tried():
+    state = state_of(torch.optim.SparseAdam, {})
+    assert state.per_value is None
+    assert state.reason.startswith("a step of SparseAdam with one small parameter failed: ")
+
+
+def test_an_optimizer_whose_step_needs_a_closure():
     state = state_of(torch.optim.LBFGS, {})
     assert state.per_value is None
-    assert state.reason.startswith("a step of LBFGS with one small parameter failed: ")
+    assert state.reason == "LBFGS needs a closure to step, which only the script has"
 
 
 def test_torchao_is_asked_for(monkeypatch):

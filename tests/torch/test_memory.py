@@ -168,3 +168,16 @@ def test_states_in_eight_bits():
     optim = pytest.importorskip("torchao.optim")
     found = measure_layout(nn.Linear(64, 64, bias=False), optim.AdamW8bit, INPUTS)
     assert found.state == 2 * (4096 + 64 + 1024) + 4
+
+
+def test_a_model_that_is_kept_in_bfloat16():
+    models = [nn.Linear(64, 8).bfloat16() for _ in range(2)]
+    inputs = Inputs.of(torch.ones(4, 64).bfloat16())
+    plain = measure_layout(models[0], torch.optim.AdamW, inputs)
+    count, tensors = 65 * 8, 2
+    assert (plain.weights, plain.remainder, plain.gradients) == (2 * count, 0, 2 * count)
+    assert plain.state == 4 * count + 4 * tensors
+    options = {"policy": "mixed_bfloat16", "masters": "split"}
+    split = measure_layout(models[1], torch.optim.AdamW, inputs, **options)
+    assert (split.weights, split.remainder, split.gradients) == (2 * count, 2 * count, 2 * count)
+    assert split.state == 8 * count + 4 * tensors

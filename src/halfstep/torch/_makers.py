@@ -41,6 +41,11 @@ def maker(text: str) -> MakeOptimizer:
             f"--optimizer needs the name of an optimizer of torch.optim, got {name!r}. "
             f"Write one of {names}."
         )
+    if _needs_closure(kind):
+        raise UsageError(
+            f"--optimizer needs one whose step can do without a closure, got {name!r}. Name a "
+            "script that trains with it: halfstep memory train.py"
+        )
     return functools.partial(kind, **options)
 
 
@@ -83,7 +88,13 @@ def _is_optimizer(kind: Any) -> bool:
 
 
 def _is_optimizer_name(name: str) -> bool:
-    return _is_optimizer(getattr(torch.optim, name))
+    kind = getattr(torch.optim, name)
+    return _is_optimizer(kind) and not _needs_closure(kind)
+
+
+def _needs_closure(kind: Any) -> bool:
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def _accepted(kind: Any, defaults: dict[str, Any]) -> dict[str, Any]:
@@ -155,6 +166,8 @@ def state_of(kind: Any, options: dict[str, Any], device: torch.device | str = "c
         >>> state_of(torch.optim.SGD, {"momentum": 0.9})
         State(per_value=4.0, per_tensor=0.0, reason='')
     """
+    if _needs_closure(kind):
+        return State(reason=f"{kind.__name__} needs a closure to step, which only the script has")
     try:
         small, large = (_probed(kind, options, shape, device) for shape in _PROBES)
     except Exception as error:  # of a class that may be anybody's
