@@ -123,6 +123,18 @@ def test_loading_changes_nothing_but_the_values(policy):
     losses(model, optimizer, 1)
 
 
+def test_a_model_loads_float32_values_exactly():
+    model, optimizer, _ = trained()
+    state = {name: value * 1.001 for name, value in exact(model).items()}
+    model.load_state_dict(state)
+    assert_same(exact(model), state)
+    halves = {name: value.bfloat16() for name, value in state.items()}
+    optimizer.load_state_dict(optimizer.state_dict())
+    model.load_state_dict(halves)
+    assert_same(exact(model), state)
+    losses(model, optimizer, 1)
+
+
 def test_loading_that_would_round_is_refused():
     model = nn.Linear(2, 2).bfloat16()
     with pytest.raises(UsageError) as caught:

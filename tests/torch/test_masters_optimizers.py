@@ -358,6 +358,19 @@ def test_removing_gives_float32_back():
 
 
 @pytest.mark.parametrize("fused", [False, True])
+def test_gradients_that_lie_in_memory_in_another_way(fused):
+    weights = [nn.Parameter(torch.randn(6, 4)) for _ in range(2)]
+    weights[1].data.copy_(weights[0])
+    made = [torch.optim.AdamW([each], lr=0.1, fused=fused) for each in weights]
+    keep_masters(made[0], param_dtype="bfloat16", grad_dtype="float32")
+    for gradient in (torch.randn(4, 6).t(), torch.randn(6, 1).expand(6, 4)):
+        weights[0].grad, weights[1].grad = gradient, gradient.contiguous()
+        for optimizer in made:
+            optimizer.step()
+        assert torch.equal(true_value(weights[0]), weights[1])
+
+
+@pytest.mark.parametrize("fused", [False, True])
 def test_empty_parameters_and_ones_with_gaps(fused):
     empty, gaps = nn.Parameter(torch.randn(0)), nn.Parameter(torch.randn(6, 6).bfloat16()[:, ::2])
     wide = [nn.Parameter(torch.empty(0)), nn.Parameter(gaps.detach().float().contiguous())]

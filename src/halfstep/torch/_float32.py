@@ -1,14 +1,12 @@
 """The state dict of a model with the exact float32 values of its parameters."""
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from halfstep.errors import UsageError
 from halfstep.torch._dtypes import HALF, name_of
-from halfstep.torch._masters._convert import widened
 from halfstep.torch._masters._kept import master_of, true_value
 
 
@@ -45,10 +43,10 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
 def load_float32_state_dict(
     model: nn.Module, state_dict: Mapping[str, Any], strict: bool = True
 ) -> Any:
-    """Loads a state dict into a model, every bit of it where parameters have masters.
+    """Loads a float32 state dict into a model, every bit of it, or not at all.
 
-    `model.load_state_dict` rounds what it loads to the dtype of the parameter. Meanwhile the
-    parameters with masters are in float32.
+    `model.load_state_dict` does the same where parameters have masters, and rounds where a model is
+    in half precision without any.
 
     Args:
         model: A model whose trained parameters are in float32, or have masters.
@@ -73,16 +71,7 @@ def load_float32_state_dict(
     """
     _refuse_other("load_float32_state_dict", model)
     _refuse_rounding(model)
-    with _all_wide(each for each in model.parameters() if master_of(each) is not None):
-        return model.load_state_dict(state_dict, strict=strict)
-
-
-@contextlib.contextmanager
-def _all_wide(parameters: Iterable[Tensor]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for parameter in parameters:
-            stack.enter_context(widened(parameter))
-        yield
+    return model.load_state_dict(state_dict, strict=strict)
 
 
 def _refuse_other(function: str, model: Any) -> None:

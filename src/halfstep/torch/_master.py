@@ -9,9 +9,9 @@ from torch.optim import Optimizer
 
 from halfstep.errors import UsageError
 from halfstep.torch._dtypes import HALF
-from halfstep.torch._masters._conversions import follow_conversions
 from halfstep.torch._masters._convert import Halved, halved
 from halfstep.torch._masters._kept import kept_tensors
+from halfstep.torch._masters._modules import follow_modules
 from halfstep.torch._masters._settings import MasterSettings, checked_settings
 from halfstep.torch._masters._step import is_fed
 from halfstep.torch._masters._unattached import refuse_unattached
@@ -128,7 +128,7 @@ def keep_masters(
 def make_half(parameters: Iterable[Tensor], settings: MasterSettings) -> Halved:
     """Makes parameters half-precision ones with exact masters."""
     refuse_unattached()
-    follow_conversions()
+    follow_modules()
     return halved(parameters, settings.param_dtype or torch.bfloat16, settings.grad_dtype)
 
 

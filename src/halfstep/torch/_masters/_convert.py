@@ -1,6 +1,5 @@
 """Makes parameters half-precision ones with a master, and float32 ones again."""
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -131,21 +130,6 @@ def to_float32(parameter: Tensor) -> None:
     value = true_value(parameter)
     keep(parameter, None)
     _become(parameter, value, torch.float32)
-
-
-@contextlib.contextmanager
-def widened(parameter: Tensor) -> Iterator[None]:
-    """Lets a parameter with a master be in float32 for a while, and takes over what it is then."""
-    low, gradient, grad_dtype = parameter.data, parameter.grad, parameter.grad_dtype
-    parameter.grad = None
-    parameter.data = true_value(parameter)
-    try:
-        yield
-    finally:
-        value, parameter.data = parameter.data, low
-        write(Piece(parameter), value)
-        set_grad_dtype(parameter, grad_dtype)
-        parameter.grad = gradient
 
 
 def _become(parameter: Tensor, value: Tensor, grad_dtype: torch.dtype) -> None:

@@ -149,7 +149,8 @@ def _fed(piece: Piece, state: list[Tensor], scratches: Scratches) -> Row:
     kept_or_new(parameter).read(piece, value)
     assert parameter.grad is not None
     gradient = piece.of(parameter.grad)
-    if gradient.dtype is not torch.float32:
+    # Kernels on a CPU take for granted that both lie in memory alike.
+    if gradient.dtype is not torch.float32 or gradient.stride() != value.stride():
         gradient = scratches.like(piece).copy_(gradient)
     own = [piece.of(each) if is_laid_out(each, parameter) else each for each in state]
     return [value, gradient, *own]
