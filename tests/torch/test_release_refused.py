@@ -72,19 +72,6 @@ def test_a_scaler_of_another_model_works(kind):
     assert not any(each.last_step.skipped for each in regions)
 
 
-def test_clipping_is_refused():
-    model, _optimizer, regions = made()
-    loss_of(model, batches()[0]).backward()
-    for region in regions:
-        with pytest.raises(UsageError) as caught:
-            region.clip_grad_norm_(1.0)
-        assert str(caught.value) == (
-            "Region.clip_grad_norm_() needs all gradients at once, got an optimizer of regions "
-            "with release=True, which free theirs within backward. Clip without release, or leave "
-            "clipping out."
-        )
-
-
 def test_pytorchs_scaler_is_left_alone_when_nothing_is_released():
     gc.collect()
     own = torch.amp.GradScaler.scale

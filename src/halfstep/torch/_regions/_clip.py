@@ -20,6 +20,7 @@ from halfstep.torch._scaling._one_pass import (
     tells_of_all,
 )
 from halfstep.torch._scaling._optimizers import divides
+from halfstep.torch._scaling._released import refuse_clipped
 
 _NAME = "Region.clip_grad_norm_()"
 
@@ -84,6 +85,7 @@ class Clipping:
         module = self._module()
         if module is None:
             raise UsageError(f"{_NAME} needs the model of the region, which is gone. Prepare anew.")
+        refuse_clipped(_NAME, module.parameters())
         return [each.grad for each in module.parameters() if each.grad is not None]
 
     def _attached(self) -> Iterator[Optimizer]:

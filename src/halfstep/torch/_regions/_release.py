@@ -23,7 +23,7 @@ from halfstep.torch._scaling._released import (
     findings_of,
     refuse_scaled,
     released,
-    watch_scalers,
+    watch,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Release:
         # The pass in which a checkpoint computed the region again, and those that applied all.
         self._around = -1
         self._applied: set[int] = set()
-        self._unwatch = weakref.finalize(self, watch_scalers())
+        self._unwatch = weakref.finalize(self, watch())
         self._hooks: list[Any] = []
         for each in parameters:
             hook = each.register_post_accumulate_grad_hook(self._arrive)
@@ -63,10 +63,16 @@ class Release:
         for hook in self._hooks:
             hook.remove()
 
+    def parameters(self) -> list[Tensor]:
+        """Returns the parameters that are stepped within backward."""
+        found = self._guard()
+        if found is None or found.optimizer() is None:
+            return []
+        return [each for each in (ref() for ref in self._parameters) if each is not None]
+
     def is_left(self) -> bool:
         """Returns whether there is a gradient that was not released."""
-        found = [ref() for ref in self._parameters]
-        return any(each is not None and each.grad is not None for each in found)
+        return any(each.grad is not None for each in self.parameters())
 
     def call(self) -> None:
         """Notes a call of the region, which within backward is one of a checkpoint."""

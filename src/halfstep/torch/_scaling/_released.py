@@ -1,11 +1,17 @@
-"""Gradients that are applied within backward, which no scaled loss may lead to."""
+"""Gradients that are applied within backward, which are neither to be scaled nor to be clipped.
 
+PyTorch keeps its clipping functions in others that turn gradients off. What is changed is what
+those call, so that it does not matter how and when a name was imported.
+"""
+
+import functools
+import inspect
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from halfstep.errors import UsageError
 from halfstep.torch._patches import Shared, Undo, replace
@@ -16,6 +22,7 @@ released: "weakref.WeakSet[Any]" = weakref.WeakSet()
 # The latest backward passes that began from a scaled loss.
 _scaled: list[int] = []
 _KEPT = 64
+_CLIPS = ("clip_grad_norm_", "clip_grads_with_norm_", "clip_grad_value_")
 
 
 def note_scaled(outputs: Tensor) -> None:
@@ -28,16 +35,18 @@ def _note(_gradient: Tensor) -> None:
     _scaled[:] = [*_scaled[-_KEPT:], backward_pass()]
 
 
-def watch_scalers() -> Undo:
-    """Lets what PyTorch's scalers scale be known as well, until it is undone."""
-    return _scalers.open()
+def watch() -> Undo:
+    """Lets what PyTorch scales and clips be known as well, until it is undone."""
+    return _watching.open()
 
 
 def _watch() -> Iterator[Undo]:
     yield replace(torch.amp.GradScaler, "scale", _scaled_by)
+    for name in _CLIPS:
+        yield replace(*_place_of(name), functools.partial(_clipped_by, name))
 
 
-_scalers = Shared(_watch)
+_watching = Shared(_watch)
 
 
 def _scaled_by(scale: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
@@ -47,6 +56,39 @@ def _scaled_by(scale: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
             if isinstance(each, Tensor):
                 note_scaled(each)
     return found
+
+
+def _place_of(name: str) -> tuple[Any, str]:
+    """Returns what holds a clipping function, and under which name."""
+    outer = inspect.unwrap(getattr(nn.utils, name), stop=lambda each: "func" in _closed(each))
+    inner = _closed(outer).get("func")
+    return (nn.utils, name) if inner is None else (inner, "cell_contents")
+
+
+def _closed(function: Any) -> dict[str, Any]:
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None)
+    return dict(zip(code.co_freevars, cells, strict=True)) if code and cells else {}
+
+
+def _clipped_by(
+    name: str, clip: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any
+) -> Any:
+    if torch.compiler.is_compiling():
+        return clip(parameters, *args, **kwargs)
+    found = [parameters] if isinstance(parameters, Tensor) else [*parameters]
+    refuse_clipped(f"{name}()", found)
+    # PyTorch warns of a generator that is empty.
+    return clip(found or parameters, *args, **kwargs)
+
+
+def refuse_clipped(name: str, parameters: Iterable[Tensor]) -> None:
+    """Raises an error if gradients of one of the parameters are applied within backward."""
+    asked = {id(each) for each in parameters}
+    if any(not asked.isdisjoint(map(id, each.parameters())) for each in list(released)):
+        raise UsageError(
+            f"{name} needs all gradients at once, got parameters of regions with release=True, "
+            "which free theirs within backward. Clip without release, or leave clipping out."
+        )
 
 
 class Findings:
