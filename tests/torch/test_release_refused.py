@@ -1,5 +1,6 @@
 """What gradients that are applied within backward do not go together with."""
 
+import functools
 import gc
 
 import pytest
@@ -25,6 +26,56 @@ def test_all_that_an_optimizer_trains_is_refused():
     assert "forward" not in vars(model)
     assert "step" not in vars(optimizer)
     assert not model.weight._post_accumulate_grad_hooks
+
+
+class Tamed(torch.optim.LBFGS):
+    def step(self, closure):
+        return super().step(closure)
+
+
+class Evaluating(torch.optim.SGD):
+    def step(self, *, closure):
+        closure()
+        super().step()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, Tamed, Evaluating])
+@pytest.mark.parametrize("later", [False, True])
+def test_steps_that_are_taken_as_a_whole_are_refused(kind, later):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer, fine = kind(model.parameters()), torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"policy": "mixed_bfloat16", "masters": "split", "release": True}
+    attach = functools.partial(prepare, model[0], **settings)
+    attach = attach(fine).attach if later else attach
+    with pytest.raises(UsageError) as caught:
+        attach([fine, optimizer])
+    assert str(caught.value) == (
+        "release=True needs an optimizer that steps some parameters without the others and "
+        f"without a closure, got {kind.__name__}. Use release=False, or an optimizer such as AdamW."
+    )
+    assert "step" not in vars(optimizer)
+    assert ("step" in vars(fine)) is later
+    model(torch.rand(3, 4)).sum().backward()
+    assert (model[0].weight.grad is None) is later
+
+
+def test_lbfgs_works_where_nothing_is_released():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.LBFGS(model.parameters())
+    region = prepare(model[0], optimizer, "mixed_bfloat16", masters="split")
+    prepare(model, optimizer, "mixed_bfloat16", masters="split")
+    losses = []
+
+    def evaluate():
+        optimizer.zero_grad()
+        losses.append(model(torch.ones(3, 4)).square().mean())
+        losses[-1].backward()
+        return losses[-1]
+
+    for _ in range(3):
+        optimizer.step(evaluate)
+    assert losses[-1] < losses[0]
+    assert region.history.steps == 3
 
 
 SCALERS = {

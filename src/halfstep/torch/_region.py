@@ -31,7 +31,7 @@ from halfstep.torch._regions._forward import (
 )
 from halfstep.torch._regions._graph import Capture
 from halfstep.torch._regions._guard import guard
-from halfstep.torch._regions._release import Release
+from halfstep.torch._regions._release import Release, refuse_unreleasable
 from halfstep.torch._regions._release import release as release_of
 from halfstep.torch._regions._state import Cells, overflowed, settled
 from halfstep.torch._regions._strays import Leaves
@@ -119,7 +119,10 @@ class Region(Clipping):
         module = self._module()
         if module is None:
             raise UsageError("attach() needs the model of the region, which is gone. Prepare anew.")
-        for each in checked_optimizers(optimizer, module):
+        found = checked_optimizers(optimizer, module)
+        for each in found if self._releases is not None else ():
+            refuse_unreleasable(each, own_parameters(module))
+        for each in found:
             self._feed(each)
             guard(each).join(self)
             self._optimizers.append(weakref.ref(each))

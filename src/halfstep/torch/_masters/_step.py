@@ -109,7 +109,12 @@ def _choose(optimizer: Optimizer, limit: int | None) -> Run:
         return _step_streamed
     kind = type(optimizer)
     apart = limit is not None or kind.step.__module__.startswith(_BY_PARAMETER)
-    return _step_in_buckets if apart and written(kind) not in _TOGETHER else _step_whole
+    return _step_in_buckets if apart and not steps_together(optimizer) else _step_whole
+
+
+def steps_together(optimizer: Optimizer) -> bool:
+    """Returns whether an optimizer is known to look at all of its parameters at once."""
+    return written(type(optimizer)) in _TOGETHER
 
 
 def halves(optimizer: Optimizer) -> list[Tensor]:

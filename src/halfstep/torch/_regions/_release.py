@@ -15,8 +15,10 @@ from torch.optim import Optimizer
 from torch.utils.weak import TensorWeakRef
 
 from halfstep.errors import UsageError
+from halfstep.torch._masters._step import steps_together
 from halfstep.torch._private import at_end_of_pass, backward_pass, break_graphs
 from halfstep.torch._regions._guard import Guard, guard
+from halfstep.torch._scaling._closure import needs_closure
 from halfstep.torch._scaling._gradients import parameters_of
 from halfstep.torch._scaling._optimizers import checked_optimizer
 from halfstep.torch._scaling._released import (
@@ -116,10 +118,15 @@ class Release:
 break_graphs(Release._arrive)
 
 
-def release(region: "Region", optimizer: Optimizer, parameters: list[Tensor]) -> list[Release]:
-    """Lets an optimizer step some parameters of a region within backward."""
-    trained = {id(each): each for each in parameters_of(optimizer) if each.requires_grad}
-    own = [each for each in parameters if id(each) in trained]
+def refuse_unreleasable(optimizer: Optimizer, parameters: list[Tensor]) -> None:
+    """Raises an error if an optimizer cannot step some parameters of a region before the rest."""
+    if steps_together(optimizer) or needs_closure(optimizer):
+        raise UsageError(
+            "release=True needs an optimizer that steps some parameters without the others and "
+            f"without a closure, got {type(optimizer).__name__}. Use release=False, or an "
+            "optimizer such as AdamW."
+        )
+    trained, own = _trained(optimizer), _own(optimizer, parameters)
     if len(own) == len(trained):
         raise UsageError(
             f"release=True needs a part of what the optimizer trains, got all {len(own)} "
@@ -127,7 +134,21 @@ def release(region: "Region", optimizer: Optimizer, parameters: list[Tensor]) ->
             "gradient would be freed before the last one is there. Prepare parts: for block in "
             "model.blocks: prepare(block, optimizer, ..., release=True)."
         )
+
+
+def release(region: "Region", optimizer: Optimizer, parameters: list[Tensor]) -> list[Release]:
+    """Lets an optimizer step some parameters of a region within backward."""
+    own = _own(optimizer, parameters)
     return [Release(region, guard(optimizer), own)] if own else []
+
+
+def _own(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
+    trained = _trained(optimizer)
+    return [each for each in parameters if id(each) in trained]
+
+
+def _trained(optimizer: Optimizer) -> set[int]:
+    return {id(each) for each in parameters_of(optimizer) if each.requires_grad}
 
 
 @contextlib.contextmanager

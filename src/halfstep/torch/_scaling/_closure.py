@@ -1,6 +1,7 @@
 """Optimizer steps that evaluate the loss themselves, by calling a closure."""
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,12 @@ def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Closure | None:
     """Returns the closure among the arguments of a step, by position or by name."""
     closure = kwargs.get("closure", args[0] if args else None)
     return closure if callable(closure) else None
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Returns whether an optimizer cannot step without a closure, as far as its step says so."""
+    found = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return found is not None and found.default is inspect.Parameter.empty
 
 
 def with_closure(
