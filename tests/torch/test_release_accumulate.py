@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from halfstep.errors import UsageError
-from halfstep.torch import accumulate, prepare
-from halfstep.torch._masters._kept import true_value
+from halfstep.torch import accumulate
 from tests.torch.releasing import BLOCKS, SCALED, batches, equal, loss_of, made, state_of
 
 
@@ -72,28 +71,6 @@ def test_accumulate_leaves_an_optimizer_without_regions_as_it_was():
     with accumulate(optimizer):
         pass
     assert "step" not in vars(optimizer)
-
-
-def test_two_backwards_are_two_steps():
-    model, optimizer, regions = made()
-    for values in batches(2):
-        loss_of(model, values).backward()
-    assert [each.history.steps for each in regions[:-1]] == [2] * BLOCKS
-    optimizer.step()
-    assert [each.history.steps for each in regions] == [2] * BLOCKS + [1]
-
-
-def test_retained_graphs():
-    torch.manual_seed(0)
-    first, second = nn.Linear(8, 8), nn.Linear(8, 2)
-    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
-    region = prepare(first, optimizer, "mixed_bfloat16", masters="split", release=True)
-    loss = second(first(batches()[0])).square().mean()
-    loss.backward(retain_graph=True)
-    before = true_value(first.weight).clone()
-    loss.backward()
-    assert not torch.equal(true_value(first.weight), before)
-    assert region.history.steps == 2
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")  # it is cleared

@@ -107,6 +107,21 @@ def test_reentrant_checkpointing_of_each_block():
     assert equal(state_of(*ours[:2]), state_of(*plain[:2]))
 
 
+def test_reentrant_checkpoints_inside_of_a_region_are_an_error():
+    model = nn.Sequential(Checkpointed(), nn.Linear(2, 2))
+    model[0].reentrant = True
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    prepare(model[0], optimizer, "mixed_bfloat16", masters="split", release=True)
+    loss = loss_of(model, batches()[0].requires_grad_())
+    # Each of them has a pass of its own, which would step a part of the region.
+    with pytest.raises(UsageError, match="inside of the region, use"):
+        loss.backward()
+    model[0].reentrant = False
+    optimizer.zero_grad()
+    loss_of(model, batches()[0]).backward()
+    assert all(each.grad is None for each in model[0].parameters())
+
+
 def test_reentrant_double_use_is_an_error():
     model, _optimizer, _ = made(whole=False)
     model.__class__ = Checkpointed

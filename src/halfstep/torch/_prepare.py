@@ -49,7 +49,7 @@ def prepare(
         bucket_bytes: With `split`, how much float32 there may be in a step; see `keep_masters`.
         release: Whether gradients are applied, and freed, as soon as backward has left the model,
             which is then a part of what the optimizer trains. All of its parameters are stepped, or
-            none. `optimizer.step()` does the rest.
+            none. `optimizer.step()` does the rest, and comes after each backward; see `accumulate`.
 
     Returns:
         What tells about scale and steps, is saved with a checkpoint, and undoes it all.

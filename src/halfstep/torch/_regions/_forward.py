@@ -60,9 +60,13 @@ class Forward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.region._used = True
-        for each in self.region._releases or ():
+        releases = self.region._releases or ()
+        for each in releases:
             each.call()
-        return self._enter(self, args, kwargs)
+        output = self._enter(self, args, kwargs)
+        for each in releases:
+            each.left(output)
+        return output
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         ready()

@@ -14,6 +14,7 @@ from halfstep.torch._regions._facts import facts_of, scale_of
 from halfstep.torch._regions._front import Front, showing_only
 from halfstep.torch._regions._known import Clips
 from halfstep.torch._regions._state import faults
+from halfstep.torch._regions._turns import Turns
 from halfstep.torch._scaling._closure import (
     NonFiniteEvaluationError,
     Snapshot,
@@ -72,6 +73,7 @@ class Guard:
         self._part: Region | None = None
         # What was found up to now, within backward where gradients are released.
         self._findings = Findings()
+        self.turns = Turns()
         # Of steps that no region tells about.
         self._history = History()
         self._unseen = 0
@@ -117,16 +119,17 @@ class Guard:
         optimizer = self._alive("step")
         # A scaler has looked already: ours says so, PyTorch's hands over what it found.
         looked = is_telling() or hasattr(optimizer, "found_inf")
-        if looked or not (self._faults or self.keeper or self._feeding):
-            self.clips.forget(optimizer)
-            return self._run("step", optimizer, args, kwargs)
         try:
+            if looked or not (self._faults or self.keeper or self._feeding):
+                self.clips.forget(optimizer)
+                return self._run("step", optimizer, args, kwargs)
             with telling():
                 if closure_of(args, kwargs) is not None:
                     return self._step_closure(optimizer, args, kwargs)
                 return self._step_checked(optimizer, args, kwargs)
         finally:
             self._findings = Findings()
+            self.turns.step()
 
     def step_part(self, region: "Region", parameters: list[Tensor], findings: Findings) -> None:
         """Steps some of the parameters, of a region that alone tells about it."""
@@ -143,6 +146,7 @@ class Guard:
     def _guard_zero_grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Clears the gradients, and forgets what happened to them."""
         optimizer = self._alive("zero_grad")
+        self.turns.clear()
         self.clips.drop()
         self._findings = Findings()
         for region in self.regions:

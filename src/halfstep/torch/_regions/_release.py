@@ -5,19 +5,28 @@ their gradients of a pass are there they are checked, and either all of them are
 """
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.optim import Optimizer
 from torch.utils.weak import TensorWeakRef
 
 from halfstep.errors import UsageError
 from halfstep.torch._masters._step import steps_together
-from halfstep.torch._private import at_end_of_pass, backward_pass, break_graphs
+from halfstep.torch._private import (
+    accumulates,
+    at_end_of_pass,
+    backward_pass,
+    break_graphs,
+    in_transform,
+)
 from halfstep.torch._regions._guard import Guard, guard
+from halfstep.torch._regions._tree import tensors_in
 from halfstep.torch._scaling._closure import needs_closure
 from halfstep.torch._scaling._gradients import parameters_of
 from halfstep.torch._scaling._optimizers import checked_optimizer
@@ -46,6 +55,8 @@ class Release:
         self._guard = weakref.ref(found)
         self._parameters = [TensorWeakRef(each) for each in parameters]
         self._pass = -1
+        # When gradients were applied for the last time.
+        self._turn = -1
         # The parameters whose gradients of the pass are there.
         self._arrived: dict[int, Tensor] = {}
         # The pass in which a checkpoint computed the region again, and those that applied all.
@@ -81,6 +92,23 @@ class Release:
         self._around = backward_pass()
         self._refuse_applied()
 
+    def left(self, output: Any) -> None:
+        """Notes what the region returned.
+
+        A second backward through it meets weights that have changed, of which PyTorch's error does
+        not tell why.
+        """
+        if torch.compiler.is_compiling() or in_transform():
+            return
+        for each in tensors_in(output):
+            if each.grad_fn is not None:
+                each.grad_fn.register_prehook(functools.partial(self._enter, self._turn))
+
+    def _enter(self, turn: int, _gradients: Any) -> None:
+        found = self._guard()
+        if found is not None and turn != self._turn and any(map(_is_reached, self.parameters())):
+            self._refuse_another(found)
+
     def _refuse_applied(self) -> None:
         if backward_pass() in self._applied:
             raise UsageError(
@@ -89,13 +117,25 @@ class Release:
                 "torch.utils.checkpoint(use_reentrant=False), or release=False."
             )
 
+    def _refuse_another(self, found: Guard) -> None:
+        if self._turn == found.turns.now:
+            raise UsageError(
+                "A region with release=True needs one backward pass between two steps of its "
+                "optimizer, got another one after its gradients were applied. Wrap all but the "
+                "last backward in accumulate(optimizer), or call optimizer.step() after each; "
+                "inside of the region, use torch.utils.checkpoint(use_reentrant=False)."
+            )
+
     def _arrive(self, parameter: Tensor) -> None:
         found = self._guard()
+        if found is None:
+            return
+        self._refuse_applied()
+        self._refuse_another(found)
         # A graph of the gradients themselves needs what they were made from.
-        if found is None or found.accumulating or torch.is_grad_enabled():
+        if found.accumulating or torch.is_grad_enabled():
             return
         refuse_scaled()
-        self._refuse_applied()
         if self._pass != backward_pass():
             self._pass, self._arrived = backward_pass(), {}
             at_end_of_pass(self._apply)
@@ -110,12 +150,19 @@ class Release:
             return
         # A reentrant checkpoint has a pass of its own within the other one.
         self._applied = {self._pass, self._around} - {-1}
+        self._turn = found.turns.apply()
         found.step_part(region, arrived, findings_of(self._pass))
         for parameter in arrived:
             parameter.grad = None
 
 
+def _is_reached(parameter: Tensor) -> bool:
+    """Returns whether the present backward pass adds to the gradient of a parameter."""
+    return parameter.requires_grad and accumulates(get_gradient_edge(parameter).node)
+
+
 break_graphs(Release._arrive)
+break_graphs(Release._enter)
 
 
 def refuse_unreleasable(optimizer: Optimizer, parameters: list[Tensor]) -> None:
@@ -155,7 +202,8 @@ def _trained(optimizer: Optimizer) -> set[int]:
 def accumulate(optimizer: Optimizer) -> Iterator[None]:
     """Lets backward only add up gradients within the block, also where they would be released.
 
-    The first backward after the block adds its own, applies the sum and frees it.
+    The first backward after the block adds its own, applies the sum and frees it. Another one
+    before `optimizer.step()` is an error.
 
     Args:
         optimizer: An optimizer of regions that were prepared with `release=True`.
