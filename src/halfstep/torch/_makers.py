@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from halfstep.errors import MissingExtraError, UsageError
 from halfstep.torch._masters._convert import splittable
 from halfstep.torch._memory import MakeOptimizer, trained_by
+from halfstep.torch._scaling._closure import needs_closure
 from halfstep.torch._storages import StorageCounter
 from halfstep.torch._telling import telling
 
@@ -41,7 +42,7 @@ def maker(text: str) -> MakeOptimizer:
             f"--optimizer needs the name of an optimizer of torch.optim, got {name!r}. "
             f"Write one of {names}."
         )
-    if _needs_closure(kind):
+    if needs_closure(kind):
         raise UsageError(
             f"--optimizer needs one whose step can do without a closure, got {name!r}. Name a "
             "script that trains with it: halfstep memory train.py"
@@ -89,12 +90,7 @@ def _is_optimizer(kind: Any) -> bool:
 
 def _is_optimizer_name(name: str) -> bool:
     kind = getattr(torch.optim, name)
-    return _is_optimizer(kind) and not _needs_closure(kind)
-
-
-def _needs_closure(kind: Any) -> bool:
-    closure = inspect.signature(kind.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
+    return _is_optimizer(kind) and not needs_closure(kind)
 
 
 def _accepted(kind: Any, defaults: dict[str, Any]) -> dict[str, Any]:
@@ -166,7 +162,7 @@ def state_of(kind: Any, options: dict[str, Any], device: torch.device | str = "c
         >>> state_of(torch.optim.SGD, {"momentum": 0.9})
         State(per_value=4.0, per_tensor=0.0, reason='')
     """
-    if _needs_closure(kind):
+    if needs_closure(kind):
         return State(reason=f"{kind.__name__} needs a closure to step, which only the script has")
     try:
         small, large = (_probed(kind, options, shape, device) for shape in _PROBES)

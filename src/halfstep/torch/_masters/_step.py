@@ -147,7 +147,7 @@ def _block(parameters: list[Tensor], limit: int | None) -> int:
     """Returns how many numbers a block has."""
     most = (limit or _DEFAULT_LIMIT) // _BYTES
     # What a kernel does one by one, after the last whole vector, it rounds in another way.
-    most = most - most % _VECTOR or most
+    most -= most % _VECTOR
     return min(most, _BLOCK) if parameters and parameters[0].is_cpu else most
 
 

@@ -167,7 +167,7 @@ break_graphs(Release._enter)
 
 def refuse_unreleasable(optimizer: Optimizer, parameters: list[Tensor]) -> None:
     """Raises an error if an optimizer cannot step some parameters of a region before the rest."""
-    if steps_together(optimizer) or needs_closure(optimizer):
+    if steps_together(optimizer) or needs_closure(type(optimizer)):
         raise UsageError(
             "release=True needs an optimizer that steps some parameters without the others and "
             f"without a closure, got {type(optimizer).__name__}. Use release=False, or an "

@@ -32,9 +32,9 @@ def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Closure | None:
     return closure if callable(closure) else None
 
 
-def needs_closure(optimizer: Optimizer) -> bool:
-    """Returns whether an optimizer cannot step without a closure, as far as its step says so."""
-    found = inspect.signature(type(optimizer).step).parameters.get("closure")
+def needs_closure(kind: Any) -> bool:
+    """Returns whether optimizers of a class cannot step without a closure, as their step says."""
+    found = inspect.signature(kind.step).parameters.get("closure")
     return found is not None and found.default is inspect.Parameter.empty
 
 
