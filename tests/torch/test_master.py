@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from halfstep.errors import UsageError
+from halfstep.torch import keep_masters
+from halfstep.torch._masters._kept import kept_tensors, true_value
 from halfstep.torch._scaler import GradScaler
 from halfstep.torch._scaling._gradients import ParameterNames
-from halfstep.torch._scaling._loading import RoundedStateWarning
-from halfstep.torch._scaling._master import Masters
+from halfstep.torch._scaling._master import RoundedStateWarning
 from halfstep.torch._scaling._widening import widen_gradients
 
 HALF = torch.float16
@@ -188,20 +189,30 @@ def step(scaler, parameter, optimizer):
     return parameter.tolist()
 
 
-def test_an_optimizer_that_was_stepped_loads_state_unrounded():
+def test_an_optimizer_that_was_stepped_loads_masters_and_state():
     (parameter, optimizer), _ = pair("loop")
     scaler = GradScaler("cpu", init_scale=8.0)
     step(scaler, parameter, optimizer)
     saved = copy.deepcopy((parameter.detach(), optimizer.state_dict()))
-    expected = [step(scaler, parameter, optimizer) for _ in range(2)][1]
+    expected = [step(scaler, parameter, optimizer) for _ in range(20)]
+    optimizer.load_state_dict(copy.deepcopy(saved[1]))
     parameter.data.copy_(saved[0])
-    optimizer.load_state_dict(saved[1])
-    state = optimizer.state[parameter]
-    assert torch.equal(state["exp_avg_sq"], saved[1]["state"][0]["exp_avg_sq"])
-    assert state["exp_avg_sq"] is not saved[1]["state"][0]["exp_avg_sq"]
-    assert state["exp_avg_sq"].dtype is torch.float32
-    got = [step(scaler, parameter, optimizer) for _ in range(2)][1]
-    assert got == pytest.approx(expected, abs=2.0**-10)
+    assert [step(scaler, parameter, optimizer) for _ in range(20)] == expected
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_run_resumes_exactly_with_masters_from_the_beginning(kind):
+    (parameter, optimizer), _ = pair(kind)
+    scaler = GradScaler("cpu", init_scale=8.0)
+    step(scaler, parameter, optimizer)
+    saved = copy.deepcopy((parameter.detach(), optimizer.state_dict()))
+    expected = [step(scaler, parameter, optimizer) for _ in range(20)]
+    again = nn.Parameter(saved[0])
+    fresh = OPTIMIZERS[kind]([again])
+    keep_masters(fresh)
+    fresh.load_state_dict(saved[1])
+    other = GradScaler("cpu", init_scale=8.0)
+    assert [step(other, again, fresh) for _ in range(20)] == expected
 
 
 def test_many_scalers_hook_an_optimizer_once():
@@ -211,17 +222,26 @@ def test_many_scalers_hook_an_optimizer_once():
     assert len(optimizer._optimizer_load_state_dict_post_hooks) == 1
 
 
-def test_a_fresh_optimizer_that_was_loaded_warns_of_what_was_rounded():
+def test_masters_that_a_fresh_optimizer_has_rounded_are_refused():
     (parameter, optimizer), _ = pair("loop")
     step(GradScaler("cpu", init_scale=8.0), parameter, optimizer)
     fresh = OPTIMIZERS["loop"]([parameter])
     fresh.load_state_dict(optimizer.state_dict())
+    with pytest.raises(UsageError, match=r"call keep_masters\(optimizer\), and load"):
+        step(GradScaler("cpu", init_scale=8.0), parameter, fresh)
+
+
+def test_state_that_was_rounded_is_told_of():
+    parameter = nn.Parameter(torch.ones(4, dtype=HALF))
+    optimizer = OPTIMIZERS["loop"]([parameter])
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
     scaler = GradScaler("cpu", init_scale=8.0)
     with pytest.warns(RoundedStateWarning, match=r"\(exp_avg, exp_avg_sq\) was rounded") as told:
-        step(scaler, parameter, fresh)
-    assert "model.float()" in str(told[0].message)
+        step(scaler, parameter, optimizer)
+    assert "keep_masters(optimizer)" in str(told[0].message)
     assert told[0].filename == __file__
-    step(scaler, parameter, fresh)
+    step(scaler, parameter, optimizer)
     assert parameter.isfinite().all()
 
 
@@ -275,19 +295,35 @@ def test_a_parameter_that_refuses_a_wider_gradient_is_named(monkeypatch):
     assert parameter.grad.dtype is HALF
 
 
-def test_masters_keep_nothing_alive_and_are_not_copied():
+def test_masters_keep_nothing_alive():
     (parameter, optimizer), _ = pair("sgd")
-    masters = Masters()
-    parameter.grad_dtype = torch.float32
-    parameter.grad = torch.ones(4)
-    with masters.step(optimizer):
-        assert optimizer.param_groups[0]["params"][0].dtype is torch.float32
-    assert len(masters.kept(optimizer)) == 1
-    assert pickle.loads(pickle.dumps(masters)).kept(optimizer) == []
+    scaler = GradScaler("cpu", init_scale=8.0)
+    step(scaler, parameter, optimizer)
+    assert len(kept_tensors(optimizer)) == 1
+    pickle.dumps(scaler)
     gone = weakref.ref(parameter)
     del parameter, optimizer, _
     gc.collect()
     assert gone() is None
+
+
+def test_whoever_keeps_masters_takes_those_of_a_scaler_over():
+    twins, scaler = pair("loop"), GradScaler("cpu", init_scale=8.0)
+    for number in range(6):
+        for parameter, optimizer in twins:
+            if number == 3 and parameter.dtype is HALF:
+                keep_masters(optimizer)
+            step(scaler, parameter, optimizer)
+    (half, _), (full, _) = twins
+    assert torch.equal(true_value(half), full)
+
+
+def test_parameters_in_bfloat16_are_left_alone():
+    parameter = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = OPTIMIZERS["loop"]([parameter, nn.Parameter(torch.ones(1, dtype=HALF))])
+    step(GradScaler("cpu", init_scale=8.0), parameter, optimizer)
+    assert optimizer.state[parameter]["exp_avg"].dtype is torch.bfloat16
+    assert len(kept_tensors(optimizer)) == 1
 
 
 def test_an_error_in_the_optimizer_restores_the_groups():

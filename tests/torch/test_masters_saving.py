@@ -309,8 +309,8 @@ def test_masters_that_loading_has_rounded_are_refused():
         keep_masters(other)
     assert str(caught.value) == (
         "Masters need a state dict that is loaded after prepare or keep_masters, got one loaded "
-        "before: PyTorch has rounded all of it to bfloat16. Make the optimizer anew, prepare it, "
-        "and load the state dict then."
+        "before: PyTorch has rounded all of it to bfloat16. Make the optimizer anew, call "
+        "keep_masters(optimizer), and load the state dict then."
     )
     assert "step" not in vars(other)
     assert not kept_tensors(other)

@@ -32,7 +32,7 @@ from halfstep.torch._region import UnusedRegionWarning as UnusedRegionWarning
 from halfstep.torch._regions._release import accumulate as accumulate
 from halfstep.torch._saved import saved_bytes as saved_bytes
 from halfstep.torch._scaler import GradScaler as GradScaler
-from halfstep.torch._scaling._loading import RoundedStateWarning as RoundedStateWarning
+from halfstep.torch._scaling._master import RoundedStateWarning as RoundedStateWarning
 from halfstep.torch._scaling._steps import History as History
 from halfstep.torch._scaling._steps import ScaleChange as ScaleChange
 from halfstep.torch._scaling._steps import SkippedStepsWarning as SkippedStepsWarning

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfstep.errors import UsageError
+from halfstep.torch._once import once
 from halfstep.torch._scaling._gradients import ParameterNames
 
 _SHOWN = 10
@@ -138,14 +139,14 @@ def lost_updates(
 
 def _checked(optimizer: Any) -> list[Optimizer]:
     several = isinstance(optimizer, Iterable) and not isinstance(optimizer, nn.Module)
-    found = {id(each): each for each in (optimizer if several else [optimizer])}
-    for each in found.values():
+    found = once(optimizer if several else [optimizer])
+    for each in found:
         if not hasattr(each, "register_step_pre_hook"):
             raise UsageError(
                 f"lost_updates() needs a torch.optim.Optimizer, or a list of them, got "
                 f"{type(each).__name__}. Pass the optimizer that trains the model."
             )
-    return [*found.values()]
+    return found
 
 
 @contextlib.contextmanager

@@ -10,11 +10,12 @@ from torch.optim import Optimizer
 from halfstep.errors import UsageError
 from halfstep.torch._dtypes import HALF
 from halfstep.torch._masters._convert import Halved, halved
+from halfstep.torch._masters._feeding import OF_SCALERS, feeding_of
 from halfstep.torch._masters._kept import kept_tensors
 from halfstep.torch._masters._modules import follow_modules
 from halfstep.torch._masters._settings import MasterSettings, checked_settings
-from halfstep.torch._masters._step import is_fed
 from halfstep.torch._masters._unattached import refuse_unattached
+from halfstep.torch._once import once
 from halfstep.torch._regions._guard import guard
 from halfstep.torch._scaling._gradients import parameters_of
 from halfstep.torch._scaling._optimizers import checked_optimizer
@@ -113,7 +114,7 @@ def keep_masters(
         "keep_masters", param_dtype=param_dtype, grad_dtype=grad_dtype, bucket_bytes=bucket_bytes
     )
     refuse_fed("keep_masters", optimizer)
-    parameters = list({id(each): each for each in parameters_of(optimizer)}.values())
+    parameters = once(parameters_of(optimizer))
     wide = [each for each in parameters if each.dtype is torch.float32 and each.requires_grad]
     half = [each for each in parameters if each.dtype in HALF]
     masters = Masters(optimizer, make_half(half + (wide if settings.param_dtype else []), settings))
@@ -139,7 +140,7 @@ def attach_masters(optimizer: Optimizer, settings: MasterSettings) -> None:
 
 def refuse_fed(function: str, optimizer: Optimizer) -> None:
     """Raises an error if an optimizer sees masters that somebody else keeps."""
-    if is_fed(optimizer):
+    if feeding_of(optimizer) not in (None, OF_SCALERS):
         raise UsageError(
             f"{function} needs an optimizer without masters, got a {type(optimizer).__name__} that "
             "keep_masters or prepare has given some. Leave the second call out, or call remove() "

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from halfstep.errors import UsageError
 from halfstep.torch._masters._kept import kept_tensors
+from halfstep.torch._once import once
 from halfstep.torch._prepare import prepare
 from halfstep.torch._region import Region, UnusedRegionWarning
 from halfstep.torch._saved import saved_bytes
@@ -83,7 +84,7 @@ def kept(
 def trained_by(*optimizers: Optimizer) -> list[Tensor]:
     """Returns the parameters that optimizers train, each once."""
     every = (each for optimizer in optimizers for each in parameters_of(optimizer))
-    return list({id(each): each for each in every if each.requires_grad}.values())
+    return once(each for each in every if each.requires_grad)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from halfstep.torch._scaling._checkpoint import read_state
 from halfstep.torch._scaling._clipping import Clipped, watch
 from halfstep.torch._scaling._gradients import ParameterNames, gradients_of
 from halfstep.torch._scaling._iteration import State, fresh_state
-from halfstep.torch._scaling._master import Masters
 from halfstep.torch._scaling._modes import PassThrough, Scaling
 from halfstep.torch._scaling._one_pass import checked_max_norm
 from halfstep.torch._scaling._optimizers import PerOptimizer
@@ -66,9 +65,9 @@ class GradScaler(Surface, torch.amp.GradScaler):
     * Parameters in float16 train through float32 masters: the optimizer sees a master and keeps its
       state in float32, and the parameter receives the rounded result. From `unscale_` to the end
       of the step their `.grad` is float32, so that small gradients, norms and clipping are right.
-      A master follows its parameter if anything else changes it. Checkpoints do not hold
-      masters, so resuming such a parameter starts from its rounded value, and a fresh optimizer
-      rounds the state it loads, which warns.
+      A master follows its parameter if anything else changes it, and is in the state dict of the
+      optimizer. To resume, call `keep_masters(optimizer)` before `optimizer.load_state_dict`, which
+      would round the state.
 
     Under a policy that `halfstep compare` sets, that policy's loss scale wins.
 
@@ -131,7 +130,6 @@ class GradScaler(Surface, torch.amp.GradScaler):
         self._way = _WAYS[scaled]
         self._names = ParameterNames(named_parameters)
         self._history = History(checked_limit(max_consecutive_skips))
-        self._masters = Masters()
         self._last_step = StepRecord(skipped=True, reason=NOT_YET)
         self._resumed = False
         self._start()

@@ -17,6 +17,7 @@ from halfstep.torch._masters._bits import merge
 from halfstep.torch._masters._kept import keep, master_of
 from halfstep.torch._masters._layouts import NAMES, REMAINDERS, WHOLE, Kept, loaded, rounded
 from halfstep.torch._masters._state import widen_state
+from halfstep.torch._masters._views import optimizers_in
 from halfstep.torch._scaling._optimizers import PerOptimizer
 
 # Where a group has the masters of parameters without state, by their place in it: optimizers take
@@ -42,12 +43,13 @@ class _Given:
 
 def save_with_state(optimizer: Optimizer) -> None:
     """Lets the state dict of an optimizer hold the masters of its parameters, from now on."""
-    if _watched.get(optimizer):
-        return
-    _watched[optimizer] = True
-    optimizer.register_state_dict_post_hook(_add)
-    optimizer.register_load_state_dict_pre_hook(_mark)
-    optimizer.register_load_state_dict_post_hook(adopt)
+    for each in optimizers_in(optimizer):
+        # A wrapper may be no optimizer of PyTorch, and have no hooks.
+        if hasattr(each, "register_state_dict_post_hook") and not _watched.get(each):
+            _watched[each] = True
+            each.register_state_dict_post_hook(_add)
+            each.register_load_state_dict_pre_hook(_mark)
+            each.register_load_state_dict_post_hook(adopt)
 
 
 def _add(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
@@ -136,7 +138,7 @@ def _refuse_rounded(kept: Kept) -> None:
             raise UsageError(
                 "Masters need a state dict that is loaded after prepare or keep_masters, got one "
                 f"loaded before: PyTorch has rounded all of it to {name_of(tensor.dtype)}. Make "
-                "the optimizer anew, prepare it, and load the state dict then."
+                "the optimizer anew, call keep_masters(optimizer), and load the state dict then."
             )
 
 

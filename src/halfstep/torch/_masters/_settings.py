@@ -7,7 +7,7 @@ import torch
 
 from halfstep.errors import UsageError
 from halfstep.torch._dtypes import COMPUTE, HALF, name_of
-from halfstep.torch._masters._step import Feeding
+from halfstep.torch._masters._feeding import Feeding
 
 # What a master and a gradient of the 16 numbers take that the vectors of a CPU hold at most.
 # What a kernel does one by one, after the last whole vector, it rounds in another way.

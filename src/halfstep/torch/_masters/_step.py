@@ -2,23 +2,22 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from halfstep.torch._dtypes import HALF
-from halfstep.torch._masters._kept import kept_or_new
 from halfstep.torch._masters._pieces import Piece, cut, packed, size_of
-from halfstep.torch._masters._saving import adopt, save_with_state
-from halfstep.torch._masters._state import may_be_cut, widen_state
+from halfstep.torch._masters._state import may_be_cut
 from halfstep.torch._masters._stream import Stream, is_fused, written
 from halfstep.torch._masters._swap import Scratches, Swap
+from halfstep.torch._once import without
 from halfstep.torch._scaling._closure import closure_of, with_closure, without_closure
 from halfstep.torch._scaling._gradients import parameters_of
-from halfstep.torch._scaling._optimizers import PerOptimizer
+
+if TYPE_CHECKING:
+    from halfstep.torch._masters._feeding import Feeding
 
 Run = Callable[..., Any]
 
@@ -42,59 +41,17 @@ _BY_PARAMETER = ("torch.optim.", "torchao.")
 _TOGETHER = {written(torch.optim.LBFGS)}
 
 
-# The optimizers that are fed with masters.
-_fed: "PerOptimizer[Feeding]" = PerOptimizer()
-
-
-def is_fed(optimizer: Optimizer) -> bool:
-    """Returns whether an optimizer sees masters in the place of parameters."""
-    return _fed.get(optimizer) is not None
-
-
-@dataclass(frozen=True)
-class Feeding:
-    """How an optimizer is fed with masters.
-
-    Args:
-        limit: How many bytes of float32 there may be at a time, None for what suits the optimizer.
-    """
-
-    limit: int | None = None
-
-    def begin(self, optimizer: Optimizer) -> None:
-        """Makes masters and state what they are to be, and lets the state dict hold them."""
-        adopt(optimizer)
-        _fed[optimizer] = self
-        for parameter in parameters_of(optimizer):
-            if parameter.dtype in HALF:
-                kept_or_new(parameter)
-                widen_state(optimizer.state, parameter)
-        save_with_state(optimizer)
-
-    def end(self, optimizer: Optimizer) -> None:
-        """Lets the optimizer see its parameters again."""
-        _fed.pop(optimizer)
-
-    def step(self, optimizer: Optimizer, own: Run | None, args: Any, kwargs: Any) -> Any:
-        """Steps an optimizer, with masters in the place of parameters in half precision.
-
-        Args:
-            optimizer: The optimizer.
-            own: A step that the instance has of its own, None for that of its class.
-            args: Handed on to the step.
-            kwargs: Handed on as well.
-        """
-        return _step(optimizer, own, self.limit, args, kwargs)
-
-
-def _step(optimizer: Optimizer, own: Run | None, limit: int | None, args: Any, kwargs: Any) -> Any:
+def step_through(
+    feeding: "Feeding", optimizer: Optimizer, own: Run | None, args: Any, kwargs: Any
+) -> Any:
+    """Steps an optimizer, with masters in the place of its parameters."""
     if own is not None and not hasattr(own, "_wrapped_by_lr_sched"):
-        return _step_together(optimizer, own, args, kwargs)
+        return _step_together(feeding, optimizer, own, args, kwargs)
     if own is not None:
         optimizer._opt_called = True  # type: ignore[attr-defined]
     hooked = type(optimizer).step
     plain: Any = getattr(hooked, "__wrapped__", hooked) if _is_hooked(hooked) else hooked
-    run = functools.partial(_choose(optimizer, limit), plain=plain, limit=limit)
+    run = functools.partial(_choose(feeding, optimizer), feeding=feeding, plain=plain)
     # Else hooks would be called once per bucket, and see stand-ins.
     around = Optimizer.profile_hook_step(run) if _is_hooked(hooked) else run
     return around(optimizer, *args, **kwargs)
@@ -104,11 +61,11 @@ def _is_hooked(step: Any) -> bool:
     return getattr(step, "hooked", False) and hasattr(step, "__wrapped__")
 
 
-def _choose(optimizer: Optimizer, limit: int | None) -> Run:
+def _choose(feeding: "Feeding", optimizer: Optimizer) -> Run:
     if is_fused(optimizer):
         return _step_streamed
-    kind = type(optimizer)
-    apart = limit is not None or kind.step.__module__.startswith(_BY_PARAMETER)
+    known = type(optimizer).step.__module__.startswith(_BY_PARAMETER)
+    apart = feeding.limit is not None or known
     return _step_in_buckets if apart and not steps_together(optimizer) else _step_whole
 
 
@@ -117,10 +74,8 @@ def steps_together(optimizer: Optimizer) -> bool:
     return written(type(optimizer)) in _TOGETHER
 
 
-def halves(optimizer: Optimizer) -> list[Tensor]:
-    """Returns the parameters in half precision that have a gradient."""
-    found = {id(each): each for each in parameters_of(optimizer)}
-    return [each for each in found.values() if each.dtype in HALF and each.grad is not None]
+def _with_gradient(parameters: list[Tensor]) -> list[Tensor]:
+    return [each for each in parameters if each.grad is not None]
 
 
 def _evaluated(args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
@@ -134,11 +89,11 @@ def _evaluated(args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
 
 
 def _step_streamed(
-    optimizer: Optimizer, *args: Any, plain: Run, limit: int | None, **kwargs: Any
+    optimizer: Optimizer, *args: Any, feeding: "Feeding", plain: Run, **kwargs: Any
 ) -> Any:
     loss, args, kwargs = _evaluated(args, kwargs)
-    parameters = halves(optimizer)
-    with Stream(optimizer, parameters, _block(parameters, limit)):
+    fed = _with_gradient(feeding.of(optimizer))
+    with Stream(optimizer, fed, _block(fed, feeding.limit)):
         plain(optimizer, *args, **kwargs)
     return loss
 
@@ -152,18 +107,17 @@ def _block(parameters: list[Tensor], limit: int | None) -> int:
 
 
 def _step_in_buckets(
-    optimizer: Optimizer, *args: Any, plain: Run, limit: int | None, **kwargs: Any
+    optimizer: Optimizer, *args: Any, feeding: "Feeding", plain: Run, **kwargs: Any
 ) -> Any:
     loss, args, kwargs = _evaluated(args, kwargs)
-    half = halves(optimizer)
-    numbers = _block(half, limit)
-    pieces = [piece for each in half for piece in _pieces(optimizer, each, numbers)]
+    fed = _with_gradient(feeding.of(optimizer))
+    numbers = _block(fed, feeding.limit)
+    pieces = (piece for each in fed for piece in _pieces(optimizer, each, numbers))
     buckets = packed(pieces, numbers)
     scratches = Scratches(2 * max((size_of(each) for each in buckets), default=0))
     parts: list[tuple[list[Piece], list[Tensor]]] = [(bucket, []) for bucket in buckets]
-    known = {id(each) for each in half}
-    others = [each for each in parameters_of(optimizer) if id(each) not in known]
-    if any(each.grad is not None for each in others):
+    others = without(parameters_of(optimizer), fed)
+    if _with_gradient(others):
         parts.append(([], others))
     settings = [_settings_of(group) for group in optimizer.param_groups]
     for bucket, alone in parts:
@@ -186,27 +140,26 @@ def _pieces(optimizer: Optimizer, parameter: Tensor, numbers: int) -> list[Piece
     return [Piece(parameter)]
 
 
-def _step_whole(optimizer: Optimizer, *args: Any, plain: Run, limit: Any, **kwargs: Any) -> Any:
-    return _step_together(optimizer, functools.partial(plain, optimizer), args, kwargs)
+def _step_whole(
+    optimizer: Optimizer, *args: Any, feeding: "Feeding", plain: Run, **kwargs: Any
+) -> Any:
+    run = functools.partial(plain, optimizer)
+    return _step_together(feeding, optimizer, run, args, kwargs)
 
 
-def _step_together(optimizer: Optimizer, run: Run, args: Any, kwargs: Any) -> Any:
+def _step_together(
+    feeding: "Feeding", optimizer: Optimizer, run: Run, args: Any, kwargs: Any
+) -> Any:
     """Steps an optimizer that looks at all of its parameters at once."""
-    half = halves(optimizer) if closure_of(args, kwargs) is None else _trained(optimizer)
-    known = {id(each) for each in half}
-    others = [each for each in parameters_of(optimizer) if id(each) not in known]
-    pieces = [Piece(each) for each in half]
-    with Swap(optimizer, pieces, others, Scratches(2 * size_of(pieces))) as swap:
-        closure = closure_of(args, kwargs)
+    closure, own = closure_of(args, kwargs), feeding.of(optimizer)
+    # A closure is going to make gradients, wherever one is wanted.
+    fed = _with_gradient(own) if closure is None else [each for each in own if each.requires_grad]
+    pieces = [Piece(each) for each in fed]
+    others, scratches = without(parameters_of(optimizer), fed), Scratches(2 * size_of(pieces))
+    with Swap(optimizer, pieces, others, scratches) as swap:
         if closure is not None:
             args, kwargs = with_closure(args, kwargs, _showing(swap, closure))
         return run(*args, **kwargs)
-
-
-def _trained(optimizer: Optimizer) -> list[Tensor]:
-    """Returns the parameters in half precision, whose gradients a closure is going to make."""
-    found = {id(each): each for each in parameters_of(optimizer)}
-    return [each for each in found.values() if each.dtype in HALF and each.requires_grad]
 
 
 def _showing(swap: Swap, closure: Callable[[], Any]) -> Callable[[], Any]:

@@ -7,8 +7,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from halfstep.errors import UsageError
+from halfstep.torch._masters._feeding import feeding_of
 from halfstep.torch._masters._kept import kept_tensors
-from halfstep.torch._masters._step import is_fed
 
 
 @functools.cache
@@ -18,7 +18,7 @@ def refuse_unattached() -> None:
 
 
 def _look(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-    if torch.compiler.is_compiling() or is_fed(optimizer):
+    if torch.compiler.is_compiling() or feeding_of(optimizer) is not None:
         return
     if kept_tensors(optimizer):
         raise UsageError(

@@ -1,10 +1,13 @@
 """Through which lists and states an optimizer sees its parameters."""
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
+
+from halfstep.torch._once import once, without
 
 
 def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:
@@ -18,14 +21,11 @@ def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:
         >>> optimizers_in(outer) == [outer, inner]
         True
     """
-    found = {id(optimizer): optimizer}
-    waiting = [optimizer]
-    while waiting:
-        for each in getattr(waiting.pop(), "__dict__", {}).values():
-            if isinstance(each, Optimizer) and id(each) not in found:
-                found[id(each)] = each
-                waiting.append(each)
-    return list(found.values())
+    found = [optimizer]
+    for one in found:
+        held = getattr(one, "__dict__", {}).values()
+        found += without(once(each for each in held if isinstance(each, Optimizer)), found)
+    return found
 
 
 class Views:
@@ -37,11 +37,8 @@ class Views:
 
     def __init__(self, optimizer: Optimizer) -> None:
         optimizers = optimizers_in(optimizer)
-        self.states: list[MutableMapping[Tensor, Any]] = list(
-            {id(each.state): each.state for each in optimizers}.values()
-        )
-        lists = {id(each): each for one in optimizers for each in _lists(one)}
-        self._lists = [(each, [*each]) for each in lists.values()]
+        self.states: list[MutableMapping[Tensor, Any]] = once(each.state for each in optimizers)
+        self._lists = [(each, [*each]) for each in once(chain(*map(_lists, optimizers)))]
 
     def show(self, seen: Mapping[int, Sequence[Tensor]]) -> None:
         """Shows other tensors in the place of parameters, by number, and none for what is left."""

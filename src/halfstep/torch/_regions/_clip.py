@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfstep.errors import NonFiniteError, UsageError
+from halfstep.torch._once import once
 from halfstep.torch._private import break_graphs
 from halfstep.torch._regions._guard import Guard, guard
 from halfstep.torch._regions._known import Clip
@@ -62,7 +63,7 @@ class Clipping:
             8.0
         """
         limit = checked_max_norm(max_norm, _NAME)
-        optimizers = list({id(each): each for each in self._attached()}.values())
+        optimizers = once(self._attached())
         for optimizer in optimizers:
             _refuse_released(guard(optimizer))
             guard(optimizer).clips.make_way(self, optimizer)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from halfstep.torch._autocast import Inside, Settings
 from halfstep.torch._masters._kept import copy_masters
+from halfstep.torch._once import once
 from halfstep.torch._private import (
     break_graphs,
     never_compile,
@@ -188,12 +189,8 @@ def own_modules(module: nn.Module) -> list[nn.Module]:
 
 def own_parameters(module: nn.Module) -> list[Tensor]:
     """Returns the parameters in the region of a module, each once."""
-    found = {
-        id(parameter): parameter
-        for each in own_modules(module)
-        for parameter in each.parameters(recurse=False)
-    }
-    return list(found.values())
+    modules = own_modules(module)
+    return once(each for module in modules for each in module.parameters(recurse=False))
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from halfstep.core import emit, listening
+from halfstep.torch._masters._feeding import Feeding
 from halfstep.torch._masters._kept import kept_tensors
-from halfstep.torch._masters._step import Feeding
 from halfstep.torch._regions._facts import facts_of, scale_of
 from halfstep.torch._regions._front import Front, showing_only
 from halfstep.torch._regions._known import Clips

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from halfstep.torch._masters._views import optimizers_in
 from halfstep.torch._scaling._gradients import gradients_of, parameters_of
-from halfstep.torch._scaling._master import Swap
 from halfstep.torch._scaling._one_pass import clip, lazily
 from halfstep.torch._scaling._widening import narrow_gradients
 
@@ -61,7 +60,6 @@ class Evaluation:
         scaler: The scaler that the closure scales its loss with, if it does.
         optimizer: The optimizer that is stepping.
         closure: Computes the loss and its gradients.
-        swap: Shows the model its own parameters while the closure runs.
         max_norm: What the gradients of each evaluation are clipped to, or None.
     """
 
@@ -70,20 +68,14 @@ class Evaluation:
         scaler: "GradScaler",
         optimizer: Optimizer,
         closure: Any,
-        swap: Swap,
         max_norm: float | None = None,
     ) -> None:
         self._scaler = scaler
         self._optimizer = optimizer
         self._closure = closure
-        self._swap = swap
         self._max_norm = max_norm
 
     def __call__(self) -> Any:
-        with self._swap.undone():
-            return self._evaluate()
-
-    def _evaluate(self) -> Any:
         scaler = self._scaler
         state = scaler._per_optimizer_states[id(self._optimizer)]
         state["stage"], state["bad"] = OptState.READY, None

@@ -20,10 +20,9 @@ from halfstep.torch._scaling._iteration import (
     founds_of,
     is_bad,
     known_bad,
-    step_optimizer,
     total,
 )
-from halfstep.torch._scaling._master import has_half
+from halfstep.torch._scaling._master import has_half, step_optimizer
 from halfstep.torch._scaling._optimizers import lacks_state, takes_scaler
 from halfstep.torch._scaling._records import skipped_record, taken_record, unknown_record
 from halfstep.torch._scaling._steps import EMPTY, LATE, levels_to_user
@@ -62,7 +61,7 @@ def step_fused(
     optimizer.grad_scale = _scale_for(scaler, optimizer, state, by)  # type: ignore[attr-defined]
     optimizer.found_inf = found  # type: ignore[attr-defined]
     try:
-        result = step_optimizer(scaler._masters, optimizer, args, kwargs)
+        result = step_optimizer(optimizer, args, kwargs)
     finally:
         del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
     _finish(scaler, optimizer, found)

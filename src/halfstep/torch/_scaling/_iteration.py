@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from halfstep.errors import NoCheckError, ScalerStateError
 from halfstep.torch._scaling._gradients import Found, check, fingerprint, gradients_of
-from halfstep.torch._scaling._master import Masters, has_half
 from halfstep.torch._scaling._steps import EMPTY, LATE, StepRecord
 from halfstep.torch._scaling._widening import narrow_gradients
 
@@ -131,14 +130,6 @@ def why_refused(scaler: "GradScaler", optimizer: Optimizer, state: State) -> str
     if is_bad(state):
         return ""
     return LATE if late else None
-
-
-def step_optimizer(masters: Masters, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-    """Steps an optimizer, with float32 masters in place of float16 parameters."""
-    if not has_half(optimizer):
-        return optimizer.step(*args, **kwargs)
-    with masters.step(optimizer):
-        return optimizer.step(*args, **kwargs)
 
 
 def finish(scaler: "GradScaler", optimizer: Optimizer, record: StepRecord) -> None:

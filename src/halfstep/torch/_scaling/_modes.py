@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from halfstep.core import ScaleState, emit, listening
 from halfstep.errors import NonFiniteError
+from halfstep.torch._masters._kept import kept_tensors
 from halfstep.torch._private import break_graphs
 from halfstep.torch._scaling._clipped_step import Clipping, clipped_step
 from halfstep.torch._scaling._closure import (
@@ -34,6 +35,7 @@ from halfstep.torch._scaling._iteration import (
     total,
     why_refused,
 )
+from halfstep.torch._scaling._master import step_optimizer
 from halfstep.torch._scaling._optimizers import checked_optimizer
 from halfstep.torch._scaling._outputs import LARGEST_FOR_HALF, holds_half, map_outputs, widened
 from halfstep.torch._scaling._records import skipped_record, taken_record
@@ -204,13 +206,11 @@ class Scaling:
         scaled = scaler._scale_calls > 0 or state["stage"] is OptState.UNSCALED
         if scaled and gradients_of(optimizer) and self._is_refused(scaler, optimizer, state):
             return None
-        snapshot = Snapshot(optimizer, scaler._masters.kept(optimizer))
+        snapshot = Snapshot(optimizer, kept_tensors(optimizer))
+        evaluation = Evaluation(scaler, optimizer, closure_of(args, kwargs), max_norm)
+        args, kwargs = with_closure(args, kwargs, evaluation)
         try:
-            with scaler._masters.step(optimizer) as swap:
-                closure = closure_of(args, kwargs)
-                evaluation = Evaluation(scaler, optimizer, closure, swap, max_norm)
-                args, kwargs = with_closure(args, kwargs, evaluation)
-                result = optimizer.step(*args, **kwargs)
+            result = step_optimizer(optimizer, args, kwargs)
         except NonFiniteEvaluationError:
             snapshot.restore()
             finish(scaler, optimizer, skipped_record(scaler._facts(), optimizer))

@@ -17,8 +17,8 @@ from halfstep.torch._scaling._gradients import (
     gradients_of,
     unscale,
 )
-from halfstep.torch._scaling._iteration import State, is_bad, step_optimizer
-from halfstep.torch._scaling._master import Masters
+from halfstep.torch._scaling._iteration import State, is_bad
+from halfstep.torch._scaling._master import step_optimizer
 from halfstep.torch._scaling._scale_cell import ScaleCell
 from halfstep.torch._scaling._settings import changed_rule
 from halfstep.torch._scaling._widening import widen_gradients
@@ -40,7 +40,6 @@ class Surface:
     _cell: ScaleCell
     _clip_watch: bool
     _clips: deque[Clipped]
-    _masters: Masters
     _names: ParameterNames
     _per_optimizer_states: dict[int, State]
 
@@ -155,7 +154,7 @@ class Surface:
     ) -> Any:
         if is_bad(optimizer_state):
             return None
-        return step_optimizer(self._masters, optimizer, args, kwargs)
+        return step_optimizer(optimizer, args, kwargs)
 
     def _get_scale_async(self) -> Tensor | None:
         self._clip_watch = False
