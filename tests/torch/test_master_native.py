@@ -62,6 +62,18 @@ def round_trip(count):
     return torch.equal(out, master)
 
 
+def process(code):
+    """Returns the words that a new process prints."""
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return run.stdout.split()
+
+
 def command(path, script):
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o700)
@@ -100,7 +112,8 @@ def test_another_build_has_another_name(change, kernel, tmp_path, monkeypatch):
     flags = change.get("_FLAGS", _native._FLAGS)
     (tmp_path / "other.c").write_bytes(_native._SOURCE.read_bytes() + b"\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_native, "_build", lambda path, *_: None)
+    monkeypatch.setattr(_native, "_build", lambda stem, *_: stem)
+    monkeypatch.setattr(_native, "_is_whole", lambda path: False)
     before = _native._library(_native._FLAGS)
     for name, value in change.items():
         monkeypatch.setattr(_native, name, value)
@@ -114,6 +127,53 @@ def test_several_may_build_at_once(kernel, cache):
         flags = [(*_native._FLAGS, "-fopenmp") if kernel.is_threaded else _native._FLAGS] * 8
         assert {*pool.map(_native._library, flags)} == {library}
     assert [*cache.iterdir()] == [library]
+
+
+def cut_short(library):
+    """Replaces a library by its first half, at a place that this process has not mapped."""
+    half = library.read_bytes()[: library.stat().st_size // 2]
+    library.unlink()
+    library.write_bytes(half)
+
+
+def named_otherwise(library):
+    library.rename(library.with_stem(f"{library.stem[:-1]}{'01'[library.stem[-1] == '0']}"))
+
+
+def emptied(library):
+    library.unlink()
+    library.touch()
+
+
+FRESH = """
+import torch
+from halfstep.torch._masters import _bits
+
+count = 10**5
+master, out = torch.randn(count), torch.empty(count)
+low, remainder = torch.empty(count).bfloat16(), torch.empty(count).short()
+_bits.split(master, low, remainder)
+_bits.merge(low, remainder, out)
+print(torch.equal(out, master), _bits._kernel().library._name, sep="\\n")
+"""
+
+
+@pytest.mark.parametrize("harm", [cut_short, emptied, named_otherwise])
+def test_a_library_that_is_not_what_it_was_is_built_again(harm, kernel, cache):
+    (library,) = cache.iterdir()
+    content = library.read_bytes()
+    harm(library)
+    assert process(FRESH) == ["True", kernel.library._name]
+    assert [*cache.iterdir()] == [library]
+    assert library.read_bytes() == content
+
+
+def test_libraries_of_other_releases_stay_as_they_are(kernel, cache):
+    (library,) = cache.iterdir()
+    older = cache / f"{library.stem.rpartition('-')[0]}.so"
+    older.write_text("none")
+    assert _native.load(_agrees).library._name == kernel.library._name
+    assert older.read_text() == "none"
 
 
 # Doing without.
@@ -135,7 +195,11 @@ def hanging_compiler(monkeypatch, tmp_path):
 
 
 def library_that_is_none(monkeypatch, tmp_path):
-    monkeypatch.setattr(_native, "_build", lambda path, *_: path.write_text("none"))
+    def build(stem, *_):
+        stem.write_text("none")
+        return stem
+
+    monkeypatch.setattr(_native, "_build", build)
 
 
 def other_bits(monkeypatch, tmp_path):
@@ -262,14 +326,7 @@ print(*sorted(loaded() - before), sep="\\n")
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_nothing_but_the_kernel_is_loaded(kernel, cache):
-    run = subprocess.run(
-        [sys.executable, "-c", ALONE],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert run.stdout.split() == [kernel.library._name]
+    assert process(ALONE) == [kernel.library._name]
 
 
 # What is taken.

@@ -2,7 +2,8 @@
 
 Whatever goes wrong on the way, there is just no kernel: it changes how long a step takes, and not
 one bit of the result. The library is kept between processes in a folder that only its owner can
-write to, under a name that changes with the source, the compiler and the processor.
+write to, under a name that changes with the source, the compiler and the processor, and that tells
+what is in the file: loading one that was cut short would end the process.
 """
 
 import ctypes
@@ -22,6 +23,8 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+from halfstep.torch._masters._pieces import is_dense
 
 Function: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
 
@@ -103,15 +106,8 @@ def _shared(count: int) -> tuple[int, int]:
     return count, torch.get_num_threads() if count >= LARGE else 1
 
 
-def _are_dense_alike(*tensors: Tensor) -> bool:
-    first, *others = tensors
-    by_stride = sorted(zip(first.stride(), first.shape, strict=True))
-    expected = 1
-    for stride, size in by_stride:
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return all(first.stride() == each.stride() for each in others)
+def _are_dense_alike(first: Tensor, *others: Tensor) -> bool:
+    return is_dense(first) and all(first.stride() == each.stride() for each in others)
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -130,19 +126,36 @@ def _library(flags: tuple[str, ...]) -> Path:
     macros = _run(*compiler, *flags, "-dM", "-E", "-x", "c", os.devnull)
     # The macros tell the version of the compiler and all that `native` stands for.
     parts = [_SOURCE.read_bytes(), *map(str.encode, (*compiler, *flags)), macros]
-    path = _folder() / f"split-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:32]}.so"
-    if not path.exists():
-        _build(path, compiler, flags)
-    return path
+    stem = _folder() / f"split-{_digest(b'|'.join(parts))}"
+    kept = [*stem.parent.glob(f"{stem.name}-*.so")]
+    if whole := next(filter(_is_whole, kept), None):
+        return whole
+    built = _build(stem, compiler, flags)
+    for broken in {*kept} - {built}:
+        broken.unlink(missing_ok=True)
+    return built
 
 
-def _build(path: Path, compiler: tuple[str, ...], flags: tuple[str, ...]) -> None:
+def _is_whole(path: Path) -> bool:
+    try:
+        return path.stem.endswith(f"-{_digest(path.read_bytes())}")
+    except OSError:
+        return False
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def _build(stem: Path, compiler: tuple[str, ...], flags: tuple[str, ...]) -> Path:
     """Builds a library that is there as a whole or not at all, whoever else builds it too."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        compiled, linked = os.path.join(folder, "split.o"), os.path.join(folder, "split.so")
-        _run(*compiler, *flags, "-c", str(_SOURCE), "-o", compiled)
-        _run(*compiler, "-shared", compiled, "-o", linked)
+    with tempfile.TemporaryDirectory(dir=stem.parent) as folder:
+        compiled, linked = Path(folder, "split.o"), Path(folder, "split.so")
+        _run(*compiler, *flags, "-c", str(_SOURCE), "-o", str(compiled))
+        _run(*compiler, "-shared", str(compiled), "-o", str(linked))
+        path = stem.with_name(f"{stem.name}-{_digest(linked.read_bytes())}.so")
         os.replace(linked, path)
+    return path
 
 
 def _compilers() -> Iterator[tuple[str, ...]]:
