@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from halfstep.torch._masters import _bits
-from halfstep.torch._masters._bits import bfloat16_norm, merge, split
+from halfstep.torch._masters._bits import merge, split
 from tests.reference import master_bits as reference
 
 UPPER = torch.arange(-(2**15), 2**15).short()
@@ -253,16 +253,16 @@ def test_inference_tensors_are_taken(count):
         assert torch.equal(out, master)
 
 
-@pytest.mark.parametrize("size", [1, 31, 1025, 2**15, 2**17 + 1023])
-def test_the_norm_of_bfloat16_is_that_of_float64(size):
-    values = torch.randn(size).bfloat16()
-    expected = torch.linalg.vector_norm(values.double()).float()
-    torch.testing.assert_close(bfloat16_norm(values), expected, rtol=1e-6, atol=0)
+def test_the_kernel_adds_up_squares_as_pytorch_does():
+    kernel = _bits._kernel() or pytest.skip("needs a C compiler")
+    assert _bits._adds_up_alike(kernel)
+    tensors = [torch.randn(size).bfloat16() for size in (2**17 + 3, 9, 2**15)]
+    expected = [torch.linalg.vector_norm(each.float()) for each in tensors]
+    assert all(map(torch.equal, _bits._norms(kernel, tensors), expected))
 
 
-def test_the_norm_of_bfloat16_tells_of_every_number():
-    for bad in (torch.inf, torch.nan):
-        values = torch.ones(2**16).bfloat16()
-        values[-1] = bad
-        assert not bfloat16_norm(values).isfinite()
-    assert torch.equal(bfloat16_norm(values[:-1]), bfloat16_norm(values[:-1]))
+@pytest.mark.parametrize("kind", [torch.Tensor, type("Sub", (torch.Tensor,), {})])
+def test_only_plain_tensors_are_added_up_by_the_kernel(kind):
+    kernel = _bits._kernel() or pytest.skip("needs a C compiler")
+    tensors = [torch.ones(2**15).bfloat16().as_subclass(kind)]
+    assert _bits._kernel_for_norms(tensors) is (kernel if kind is torch.Tensor else None)

@@ -251,6 +251,20 @@ def test_without_a_kernel_the_result_is_the_same(obstacle, cache, undecided, mon
     assert undecided() is None
 
 
+def test_a_kernel_that_adds_up_in_another_order_does_the_rest(
+    cache, undecided, monkeypatch, tmp_path
+):
+    other = tmp_path / "split.c"
+    other.write_text(_native._SOURCE.read_text().replace("LANES = 8", "LANES = 16"))
+    monkeypatch.setattr(_native, "_SOURCE", other)
+    kernel = undecided() or pytest.skip("needs a C compiler")
+    assert not _bits._adds_up_alike(kernel)
+    values = torch.randn(2**17).bfloat16()
+    (norm,) = _bits.bfloat16_norms([values])
+    assert torch.equal(norm, torch.linalg.vector_norm(values.float()))
+    assert _bits._kernel_for(*of(values)) is kernel
+
+
 def test_it_is_decided_once(cache, undecided, monkeypatch, tmp_path):
     no_compiler(monkeypatch, tmp_path)
     with mock.patch.object(_native, "load", wraps=_native.load) as load:

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 
 from halfstep.errors import UsageError
+from halfstep.torch._masters import _bits, _native
 from halfstep.torch._scaling._one_pass import (
     checked_max_norm,
     clip,
@@ -19,6 +20,39 @@ from halfstep.torch._scaling._one_pass import (
 )
 
 HALF = (torch.float16, torch.bfloat16)
+LARGE = _native.LARGE
+LAYOUTS = {
+    "whole": lambda values: values,
+    "an odd start": lambda values: values.flatten()[3:],
+    "transposed": lambda values: values.mT,
+    "permuted": lambda values: values.permute(2, 0, 1, 3),
+    "channels last": lambda values: values.contiguous(memory_format=torch.channels_last),
+    "gaps": lambda values: values[..., 1::2],
+    "permuted gaps": lambda values: values.permute(2, 0, 1, 3)[:, 1:, ::2],
+    "repeated": lambda values: values[:1, :, :1].expand_as(values),
+}
+
+
+@pytest.fixture(params=["compiled", "not compiled"])
+def compiled(request, monkeypatch):
+    """Computes norms of bfloat16 with the kernel, and without."""
+    if request.param == "not compiled":
+        monkeypatch.setattr(_bits, "_kernel", lambda: None)
+    elif _bits._kernel() is None:
+        pytest.skip("needs a C compiler")
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    """Runs a test with so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def as_float32(gradients):
+    return [each.float() for each in gradients]
 
 
 @given(
@@ -39,6 +73,43 @@ def test_norms_of_half_precision_are_computed_in_float32(dtype):
     assert norm.dtype is torch.float32
     expected = torch.cat(gradients).double().norm()
     assert math.isclose(norm.item(), expected.item(), rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1025, LARGE - 1, LARGE, LARGE + 13, 2**20 + 5])
+@pytest.mark.parametrize("dtype", HALF)
+def test_half_precision_has_the_norm_of_the_same_numbers_in_float32(dtype, size, compiled, threads):
+    gradients = [torch.randn(size).to(dtype)]
+    assert torch.equal(norm_of(gradients), norm_of(as_float32(gradients)))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_so_it_is_in_every_layout(layout, compiled, threads):
+    gradients = [LAYOUTS[layout](torch.randn(3, 5, 129, 66).bfloat16())]
+    assert torch.equal(norm_of(gradients), norm_of(as_float32(gradients)))
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-38, 2.0**-70, 2.0**-64, 1e-18, 1e16, 1e30])
+@pytest.mark.parametrize("size", [1, 6, LARGE + 6])
+def test_so_it_is_where_squares_are_inexact(scale, size, compiled):
+    gradients = [(torch.randn(size) * scale).bfloat16(), torch.zeros(LARGE).bfloat16()]
+    for some in (gradients, gradients[:1]):
+        assert torch.equal(norm_of(some), norm_of(as_float32(some)))
+
+
+def test_so_it_is_of_many_tensors_in_mixed_dtypes(compiled, threads):
+    values = [torch.randn(size).bfloat16() for size in (3, LARGE, 1, 2**16 + 7, 50, 0, LARGE + 1)]
+    kinds = (torch.bfloat16, torch.float32, torch.bfloat16)
+    mixed = [each.to(kinds[place % 3]) for place, each in enumerate([*values, values[1]])]
+    expected = torch.nn.utils.get_total_norm([each for each in as_float32(mixed) if each.numel()])
+    assert torch.equal(norm_of(mixed), expected)
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+@pytest.mark.parametrize("place", [0, LARGE, -1])
+def test_norms_of_bfloat16_tell_of_every_number(bad, place, compiled):
+    gradient = torch.ones(LARGE + 5).bfloat16()
+    gradient[place] = bad
+    assert not norm_of([torch.ones(LARGE).bfloat16(), gradient]).isfinite()
 
 
 def test_norms_of_float64_stay_in_float64():

@@ -13,9 +13,13 @@ import torch
 from torch import Tensor
 
 from halfstep.torch._masters import _native
+from halfstep.torch._masters._pieces import is_dense
 
 # From here on the nearest float16 is infinite.
 _FLOAT16_OVERFLOW = 65520.0
+# Squares are exact in float32 unless they are subnormal. Only a sum that is not far larger than
+# those shows whether they were rounded before they were added.
+_LEAST_SUM = 2.0**-100
 _INT16 = torch.iinfo(torch.int16)
 
 
@@ -75,17 +79,43 @@ def merge(low: Tensor, remainder: Tensor, out: Tensor) -> None:
 
 
 @torch.no_grad()
-def bfloat16_norm(values: Tensor) -> Tensor:
-    """Returns the norm of bfloat16 numbers on a CPU, in float32 without a copy in float32.
+def bfloat16_norms(tensors: list[Tensor]) -> list[Tensor]:
+    """Returns the norms of bfloat16 tensors on a CPU, the bits that they have as float32 tensors.
 
     Example:
-        >>> bfloat16_norm(torch.tensor([3.0, 4.0]).bfloat16())
-        tensor(5.)
+        >>> bfloat16_norms([torch.tensor([3.0, 4.0]).bfloat16(), torch.ones(4).bfloat16()])
+        [tensor(5.), tensor(2.)]
     """
-    kernel = _kernel() if values.numel() >= _native.LARGE and values.is_contiguous() else None
-    if kernel is None or not kernel.is_worthwhile(values.numel()):
-        return torch.linalg.vector_norm(values, dtype=torch.float32)
-    return torch.tensor(math.sqrt(kernel.squares(values)), dtype=torch.float32)
+    kernel = _kernel_for_norms(tensors)
+    if kernel is None:
+        return [*map(_norm, tensors)]
+    return _norms(kernel, [each if is_dense(each) else each.clone() for each in tensors])
+
+
+def _norm(values: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(values, dtype=torch.float32)
+
+
+def _norms(kernel: _native.Kernel, tensors: list[Tensor]) -> list[Tensor]:
+    sums = kernel.squares(tensors)
+    norms = [*torch.tensor([*map(math.sqrt, sums)], dtype=torch.float32, device="cpu")]
+    return [
+        norm if _tells_norm(total, each.numel()) else _norm(each)
+        for each, norm, total in zip(tensors, norms, sums, strict=True)
+    ]
+
+
+def _tells_norm(total: float, count: int) -> bool:
+    # The norm of a single number is that number, even if its square underflows.
+    return _LEAST_SUM < total < math.inf or (total == 0.0 and count > 1)
+
+
+def _kernel_for_norms(tensors: list[Tensor]) -> _native.Kernel | None:
+    plain = all(type(each) in (Tensor, torch.nn.Parameter) for each in tensors)
+    if not plain or max(each.numel() for each in tensors) < _native.LARGE:
+        return None
+    kernel = _kernel()
+    return kernel if kernel and _adds_up_alike(kernel) else None
 
 
 def _kernel_for(low: Tensor, remainder: Tensor, wide: Tensor) -> _native.Kernel | None:
@@ -153,9 +183,15 @@ def _merge(low: Tensor, remainder: Tensor, out: Tensor) -> None:
 def _agrees(kernel: _native.Kernel) -> bool:
     """Returns whether a kernel gives the bits of the functions above."""
     ours, theirs = _results(_split_bfloat16, _merge), _results(kernel.split, kernel.merge)
-    numbers = torch.arange(100, device="cpu").bfloat16()
-    sums = kernel.squares(numbers) == sum(number**2 for number in range(100))
-    return sums and all(map(torch.equal, map(_comparable, ours), map(_comparable, theirs)))
+    return all(map(torch.equal, map(_comparable, ours), map(_comparable, theirs)))
+
+
+@functools.cache
+def _adds_up_alike(kernel: _native.Kernel) -> bool:
+    """Returns whether a kernel adds up squares in the order in which this PyTorch does it."""
+    waves = torch.arange(2**16, dtype=torch.float32, device="cpu").sin_().bfloat16()
+    parts = [waves[left:] for left in range(16)]
+    return all(map(torch.equal, _norms(kernel, parts), map(_norm, parts)))
 
 
 def _results(split: _native.Function, merge: _native.Function) -> tuple[Tensor, ...]:

@@ -16,7 +16,7 @@ import stat
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -63,9 +63,20 @@ class Kernel:
         _call(self.library.halfstep_merge, low, remainder, out)
         torch.autograd.graph.increment_version(out)
 
-    def squares(self, values: Tensor) -> float:
-        """Returns the sum of the squares of contiguous bfloat16 numbers."""
-        return float(self.library.halfstep_squares(values.data_ptr(), *_shared(values.numel())))
+    def squares(self, tensors: Sequence[Tensor]) -> list[float]:
+        """Returns the sums of the squares of dense bfloat16 tensors."""
+        counts = [each.numel() for each in tensors]
+        starts = [each.data_ptr() for each in tensors]
+        sums = (ctypes.c_float * len(counts))()
+        _, threads = _shared(sum(counts))
+        self.library.halfstep_squares(
+            (ctypes.c_void_p * len(counts))(*starts),
+            (ctypes.c_int64 * len(counts))(*counts),
+            sums,
+            len(counts),
+            threads,
+        )
+        return list(sums)
 
 
 def takes(low: Tensor, remainder: Tensor, wide: Tensor) -> bool:
@@ -112,11 +123,9 @@ def _are_dense_alike(first: Tensor, *others: Tensor) -> bool:
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.halfstep_threads.restype = ctypes.c_int64
-    for function in (library.halfstep_split, library.halfstep_merge):
+    for function in (library.halfstep_split, library.halfstep_merge, library.halfstep_squares):
         function.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64]
         function.restype = None
-    library.halfstep_squares.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-    library.halfstep_squares.restype = ctypes.c_double
     return library
 
 

@@ -47,33 +47,23 @@ static inline float widened(half value) {
     return both.number;
 }
 
-enum { LANES = 32, RUN = 1024, MOST = 256 };
+enum { LANES = 8 };
 
-/* Sums short runs in float32, several at a time as the processor does, and the runs in double. */
-static double squares(const half *values, int64_t start, int64_t stop) {
-    double total = 0;
-    while (start < stop) {
-        int64_t end = start + RUN < stop ? start + RUN : stop;
-        float sums[LANES] = {0};
-        for (; start + LANES <= end; start += LANES)
-            for (int lane = 0; lane < LANES; lane++) {
-                float value = widened(values[start + lane]);
-                sums[lane] += value * value;
-            }
-        for (; start < end; start++) sums[0] += widened(values[start]) * widened(values[start]);
-        for (int lane = 0; lane < LANES; lane++) total += sums[lane];
-    }
-    return total;
+/* Adds up in the order of PyTorch's norm of float32, for the same bits: lane by lane, then the
+   lanes, then what is left. */
+static float squares(const half *values, int64_t count) {
+    float sums[LANES] = {0};
+    int64_t at = 0;
+    for (; at + LANES <= count; at += LANES)
+        for (int lane = 0; lane < LANES; lane++)
+            sums[lane] += widened(values[at + lane]) * widened(values[at + lane]);
+    for (int lane = 1; lane < LANES; lane++) sums[0] += sums[lane];
+    for (; at < count; at++) sums[0] += widened(values[at]) * widened(values[at]);
+    return sums[0];
 }
 
-/* The parts are added in order, so that the same numbers give the same sum each time. */
-double halfstep_squares(const half *values, int64_t count, int64_t threads) {
-    double parts[MOST], total = 0;
-    if (threads > MOST) threads = MOST;
-    int64_t share = count / threads / RUN * RUN;
-#pragma omp parallel for schedule(static, 1) num_threads((int)threads) if (threads > 1)
-    for (int64_t part = 0; part < threads; part++)
-        parts[part] = squares(values, part * share, part + 1 < threads ? (part + 1) * share : count);
-    for (int64_t part = 0; part < threads; part++) total += parts[part];
-    return total;
+/* An order leaves nothing to share within a tensor, so each thread does whole ones. */
+void halfstep_squares(const half *const *tensors, const int64_t *counts, float *sums, int64_t count, int64_t threads) {
+#pragma omp parallel for schedule(dynamic) num_threads((int)threads) if (threads > 1)
+    for (int64_t at = 0; at < count; at++) sums[at] = squares(tensors[at], counts[at]);
 }

@@ -3,14 +3,14 @@
 import contextlib
 import math
 import numbers
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from halfstep.errors import UsageError
-from halfstep.torch._masters._bits import bfloat16_norm
+from halfstep.torch._masters._bits import bfloat16_norms
 from halfstep.torch._scaling._gradients import by_kind, check, stored_values, summed_values
 from halfstep.torch._scaling._steps import Lazy
 
@@ -47,18 +47,25 @@ def norm_of(gradients: list[Tensor], norm_type: float = 2.0) -> Tensor:
         >>> norm_of([torch.tensor([3.0]), torch.tensor([4.0], dtype=torch.float16)])
         tensor(5.)
     """
-    norms: list[Tensor] = []
+    values = [each for each in map(summed_values, gradients) if each.numel()]
+    home = gradients[0].device if gradients else None
+    if not values:
+        return torch.zeros((), device=home)
+    norms: dict[int, Tensor] = {}
     with torch.no_grad():
-        for (_, dtype, _), group in by_kind(gradients).items():
-            values = [each for each in map(summed_values, group) if each.numel()]
-            if values and dtype is torch.bfloat16 and norm_type == 2.0 and values[0].is_cpu:
-                norms += map(bfloat16_norm, values)
-            elif values:
-                norms += torch._foreach_norm(values, norm_type, _WIDER.get(dtype))
-        if not norms:
-            return torch.zeros((), device=gradients[0].device if gradients else None)
-        home = gradients[0].device
-        return torch.linalg.vector_norm(torch.stack([each.to(home) for each in norms]), norm_type)
+        for group in by_kind(values).values():
+            norms.update(zip(map(id, group), _norms_of(group, norm_type), strict=True))
+        # In the order of the gradients, in which mixed dtypes have the norm that one dtype has.
+        together = torch.stack([norms[id(each)].to(home) for each in values])
+        return torch.linalg.vector_norm(together, norm_type)
+
+
+def _norms_of(values: list[Tensor], norm_type: float) -> Iterable[Tensor]:
+    """Returns the norms of tensors of one kind, in half precision those of them as float32."""
+    first = values[0]
+    if first.dtype is torch.bfloat16 and norm_type == 2.0 and first.is_cpu:
+        return bfloat16_norms(values)
+    return torch._foreach_norm(values, norm_type, _WIDER.get(first.dtype))
 
 
 def finite_norm_of(gradients: list[Tensor], norm_type: float = 2.0) -> Tensor:
