@@ -1,3 +1,5 @@
+import copy
+import functools
 import math
 
 import hypothesis.strategies as st
@@ -6,6 +8,7 @@ import torch
 from hypothesis import given
 
 from halfstep.errors import UsageError
+from halfstep.torch import float32_state_dict, prepare
 from halfstep.torch._masters import _bits, _native
 from halfstep.torch._scaling._one_pass import (
     checked_max_norm,
@@ -37,7 +40,7 @@ LAYOUTS = {
 def compiled(request, monkeypatch):
     """Computes norms of bfloat16 with the kernel, and without."""
     if request.param == "not compiled":
-        monkeypatch.setattr(_bits, "_kernel", lambda: None)
+        monkeypatch.setattr(_bits, "_kernel", functools.cache(lambda: None))
     elif _bits._kernel() is None:
         pytest.skip("needs a C compiler")
 
@@ -102,6 +105,30 @@ def test_so_it_is_of_many_tensors_in_mixed_dtypes(compiled, threads):
     mixed = [each.to(kinds[place % 3]) for place, each in enumerate([*values, values[1]])]
     expected = torch.nn.utils.get_total_norm([each for each in as_float32(mixed) if each.numel()])
     assert torch.equal(norm_of(mixed), expected)
+
+
+def clipped(model, gradients, **options):
+    """Returns a model after three clipped steps, and the norms."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    region = prepare(model, optimizer, policy="mixed_bfloat16", **options)
+    norms = []
+    for step in gradients:
+        optimizer.zero_grad()
+        model(torch.ones(1, 300)).sum().backward()
+        for parameter, values in zip(model.parameters(), step, strict=True):
+            parameter.grad = values.to(parameter.dtype, copy=True)
+        norms.append(region.clip_grad_norm_(0.5).item())
+        optimizer.step()
+    return float32_state_dict(model), norms
+
+
+def test_a_clipped_step_of_split_masters_is_that_of_float32_parameters(compiled):
+    model = torch.nn.Linear(300, 300)
+    gradients = [[torch.randn_like(each).bfloat16() for each in model.parameters()]] * 3
+    one, norms = clipped(copy.deepcopy(model), gradients)
+    other, same = clipped(model, gradients, masters="split")
+    assert norms == same
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
