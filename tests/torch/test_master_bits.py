@@ -1,7 +1,5 @@
 """Masters are split and merged bit by bit as a plain reference does, compiled or not."""
 
-import platform
-
 import numpy
 import pytest
 import torch
@@ -11,6 +9,7 @@ from hypothesis.extra import numpy as arrays
 
 from halfstep.torch._masters import _bits
 from halfstep.torch._masters._bits import merge, split
+from halfstep.torch._native._kernel import kernel
 from tests.reference import master_bits as reference
 
 UPPER = torch.arange(-(2**15), 2**15).short()
@@ -47,10 +46,8 @@ def aten():
 
 
 def compiled():
-    kernel = _bits._kernel()
-    if kernel is None:
-        pytest.skip("needs a C compiler")
-    return kernel.split, kernel.merge
+    found = kernel() or pytest.skip("needs a C compiler")
+    return found.split, found.merge
 
 
 ways = pytest.mark.parametrize("way", [aten, compiled])
@@ -253,19 +250,3 @@ def test_inference_tensors_are_taken(count):
         split(master, low, remainder)
         merge(low, remainder, out)
         assert torch.equal(out, master)
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="PyTorch's vectors have 8 lanes there")
-def test_the_kernel_adds_up_squares_as_pytorch_does():
-    kernel = _bits._kernel() or pytest.skip("needs a C compiler")
-    assert _bits._adds_up_alike(kernel)
-    tensors = [torch.randn(size).bfloat16() for size in (2**17 + 3, 9, 2**15)]
-    expected = [torch.linalg.vector_norm(each.float()) for each in tensors]
-    assert all(map(torch.equal, _bits._norms(kernel, tensors), expected))
-
-
-@pytest.mark.parametrize("kind", [torch.Tensor, type("Sub", (torch.Tensor,), {})])
-def test_only_plain_tensors_are_added_up_by_the_kernel(kind):
-    kernel = _bits._kernel() or pytest.skip("needs a C compiler")
-    tensors = [torch.ones(2**15).bfloat16().as_subclass(kind)]
-    assert _bits._kernel_for_norms(tensors) is (kernel if kind is torch.Tensor else None)

@@ -1,5 +1,4 @@
 import copy
-import functools
 import math
 
 import hypothesis.strategies as st
@@ -9,7 +8,8 @@ from hypothesis import given
 
 from halfstep.errors import UsageError
 from halfstep.torch import float32_state_dict, prepare
-from halfstep.torch._masters import _bits, _native
+from halfstep.torch._native import _kernel
+from halfstep.torch._native._kernel import LARGE
 from halfstep.torch._scaling._one_pass import (
     checked_max_norm,
     clip,
@@ -23,7 +23,7 @@ from halfstep.torch._scaling._one_pass import (
 )
 
 HALF = (torch.float16, torch.bfloat16)
-LARGE = _native.LARGE
+DTYPES = (torch.float32, *HALF)
 LAYOUTS = {
     "whole": lambda values: values,
     "an odd start": lambda values: values.flatten()[3:],
@@ -37,11 +37,11 @@ LAYOUTS = {
 
 
 @pytest.fixture(params=["compiled", "not compiled"])
-def compiled(request, monkeypatch):
-    """Computes norms of bfloat16 with the kernel, and without."""
+def compiled(request, undecided, monkeypatch):
+    """Computes norms with the kernel, and without."""
     if request.param == "not compiled":
-        monkeypatch.setattr(_bits, "_kernel", functools.cache(lambda: None))
-    elif _bits._kernel() is None:
+        monkeypatch.setattr(_kernel, "load", lambda: None)
+    elif undecided() is None:
         pytest.skip("needs a C compiler")
 
 
@@ -54,8 +54,9 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-def as_float32(gradients):
-    return [each.float() for each in gradients]
+def pytorchs(gradients):
+    """Returns the norm that PyTorch gives of the same numbers in float32."""
+    return torch.nn.utils.get_total_norm([each.float() for each in gradients if each.numel()])
 
 
 @given(
@@ -79,32 +80,41 @@ def test_norms_of_half_precision_are_computed_in_float32(dtype):
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1025, LARGE - 1, LARGE, LARGE + 13, 2**20 + 5])
-@pytest.mark.parametrize("dtype", HALF)
-def test_half_precision_has_the_norm_of_the_same_numbers_in_float32(dtype, size, compiled, threads):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_are_those_of_pytorch_in_float32(dtype, size, compiled, threads):
     gradients = [torch.randn(size).to(dtype)]
-    assert torch.equal(norm_of(gradients), norm_of(as_float32(gradients)))
+    assert torch.equal(norm_of(gradients), pytorchs(gradients))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_so_it_is_in_every_layout(layout, compiled, threads):
-    gradients = [LAYOUTS[layout](torch.randn(3, 5, 129, 66).bfloat16())]
-    assert torch.equal(norm_of(gradients), norm_of(as_float32(gradients)))
+def test_so_they_are_in_every_layout(layout, dtype, compiled, threads):
+    gradients = [LAYOUTS[layout](torch.randn(3, 5, 129, 66).to(dtype))]
+    assert torch.equal(norm_of(gradients), pytorchs(gradients))
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-38, 2.0**-70, 2.0**-64, 1e-18, 1e16, 1e30])
 @pytest.mark.parametrize("size", [1, 6, LARGE + 6])
-def test_so_it_is_where_squares_are_inexact(scale, size, compiled):
-    gradients = [(torch.randn(size) * scale).bfloat16(), torch.zeros(LARGE).bfloat16()]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_so_they_are_where_squares_are_inexact(dtype, scale, size, compiled):
+    gradients = [(torch.randn(size) * scale).to(dtype), torch.zeros(LARGE, dtype=dtype)]
     for some in (gradients, gradients[:1]):
-        assert torch.equal(norm_of(some), norm_of(as_float32(some)))
+        assert torch.equal(norm_of(some), pytorchs(some))
 
 
-def test_so_it_is_of_many_tensors_in_mixed_dtypes(compiled, threads):
+@pytest.mark.parametrize("count", [3, 4, 5, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_so_they_are_of_tensors_that_go_side_by_side(dtype, count, compiled, threads):
+    sizes = torch.randint(1, LARGE, (count,)).tolist()
+    gradients = [torch.randn(size).to(dtype) for size in [*sizes, LARGE, 0, 7]]
+    assert torch.equal(norm_of(gradients), pytorchs(gradients))
+
+
+def test_so_they_are_of_many_tensors_in_mixed_dtypes(compiled, threads):
     values = [torch.randn(size).bfloat16() for size in (3, LARGE, 1, 2**16 + 7, 50, 0, LARGE + 1)]
     kinds = (torch.bfloat16, torch.float32, torch.bfloat16)
     mixed = [each.to(kinds[place % 3]) for place, each in enumerate([*values, values[1]])]
-    expected = torch.nn.utils.get_total_norm([each for each in as_float32(mixed) if each.numel()])
-    assert torch.equal(norm_of(mixed), expected)
+    assert torch.equal(norm_of(mixed), pytorchs(mixed))
 
 
 def clipped(model, gradients, **options):

@@ -12,14 +12,10 @@ import math
 import torch
 from torch import Tensor
 
-from halfstep.torch._masters import _native
-from halfstep.torch._masters._pieces import is_dense
+from halfstep.torch._native._kernel import LARGE, Function, Kernel, kernel, takes
 
 # From here on the nearest float16 is infinite.
 _FLOAT16_OVERFLOW = 65520.0
-# Squares are exact in float32 unless they are subnormal. Only a sum that is not far larger than
-# those shows whether they were rounded before they were added.
-_LEAST_SUM = 2.0**-100
 _INT16 = torch.iinfo(torch.int16)
 
 
@@ -44,11 +40,8 @@ def split(master: Tensor, low: Tensor, remainder: Tensor) -> bool:
     """
     if low.dtype is torch.float16:
         return _split_float16(master, low, remainder)
-    kernel = _kernel_for(low, remainder, master)
-    if kernel is None:
-        _split_bfloat16(master, low, remainder)
-    else:
-        kernel.split(master, low, remainder)
+    compiled = _kernel_for(low, remainder, master)
+    (compiled.split if compiled else _split_bfloat16)(master, low, remainder)
     return True
 
 
@@ -71,66 +64,18 @@ def merge(low: Tensor, remainder: Tensor, out: Tensor) -> None:
         >>> out
         tensor([1.0000, 1.0010])
     """
-    kernel = _kernel_for(low, remainder, out) if low.dtype is torch.bfloat16 else None
-    if kernel is None:
-        _merge(low, remainder, out)
-    else:
-        kernel.merge(low, remainder, out)
+    compiled = _kernel_for(low, remainder, out) if low.dtype is torch.bfloat16 else None
+    (compiled.merge if compiled else _merge)(low, remainder, out)
 
 
-@torch.no_grad()
-def bfloat16_norms(tensors: list[Tensor]) -> list[Tensor]:
-    """Returns the norms of bfloat16 tensors on a CPU, the bits that they have as float32 tensors.
-
-    Example:
-        >>> bfloat16_norms([torch.tensor([3.0, 4.0]).bfloat16(), torch.ones(4).bfloat16()])
-        [tensor(5.), tensor(2.)]
-    """
-    kernel = _kernel_for_norms(tensors)
-    if kernel is None:
-        return [*map(_norm, tensors)]
-    return _norms(kernel, [each if is_dense(each) else each.clone() for each in tensors])
-
-
-def _norm(values: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(values, dtype=torch.float32)
-
-
-def _norms(kernel: _native.Kernel, tensors: list[Tensor]) -> list[Tensor]:
-    sums = kernel.squares(tensors)
-    norms = [*torch.tensor([*map(math.sqrt, sums)], dtype=torch.float32, device="cpu")]
-    return [
-        norm if _tells_norm(total, each.numel()) else _norm(each)
-        for each, norm, total in zip(tensors, norms, sums, strict=True)
-    ]
-
-
-def _tells_norm(total: float, count: int) -> bool:
-    # The norm of a single number is that number, even if its square underflows.
-    return _LEAST_SUM < total < math.inf or (total == 0.0 and count > 1)
-
-
-def _kernel_for_norms(tensors: list[Tensor]) -> _native.Kernel | None:
-    plain = all(type(each) in (Tensor, torch.nn.Parameter) for each in tensors)
-    if not plain or max(each.numel() for each in tensors) < _native.LARGE:
-        return None
-    kernel = _kernel()
-    return kernel if kernel and _adds_up_alike(kernel) else None
-
-
-def _kernel_for(low: Tensor, remainder: Tensor, wide: Tensor) -> _native.Kernel | None:
+def _kernel_for(low: Tensor, remainder: Tensor, wide: Tensor) -> Kernel | None:
     """Returns the kernel if it takes these tensors, built when the first large ones arrive."""
-    if not _native.takes(low, remainder, wide):
+    if not takes(low, remainder, wide):
         return None
-    if low.numel() < _native.LARGE and not _kernel.cache_info().currsize:
+    if low.numel() < LARGE and not kernel.cache_info().currsize:
         return None
-    kernel = _kernel()
-    return kernel if kernel and kernel.is_worthwhile(low.numel()) else None
-
-
-@functools.cache
-def _kernel() -> _native.Kernel | None:
-    return _native.load(_agrees)
+    found = kernel()
+    return found if found and _agrees(found) and found.is_worthwhile(low.numel()) else None
 
 
 def _split_bfloat16(master: Tensor, low: Tensor, remainder: Tensor) -> None:
@@ -180,21 +125,14 @@ def _merge(low: Tensor, remainder: Tensor, out: Tensor) -> None:
         out.copy_(torch.where(out.isnan() | low.isnan(), low, out))
 
 
-def _agrees(kernel: _native.Kernel) -> bool:
+@functools.cache
+def _agrees(compiled: Kernel) -> bool:
     """Returns whether a kernel gives the bits of the functions above."""
-    ours, theirs = _results(_split_bfloat16, _merge), _results(kernel.split, kernel.merge)
+    ours, theirs = _results(_split_bfloat16, _merge), _results(compiled.split, compiled.merge)
     return all(map(torch.equal, map(_comparable, ours), map(_comparable, theirs)))
 
 
-@functools.cache
-def _adds_up_alike(kernel: _native.Kernel) -> bool:
-    """Returns whether a kernel adds up squares in the order in which this PyTorch does it."""
-    waves = torch.arange(2**16, dtype=torch.float32, device="cpu").sin_().bfloat16()
-    parts = [waves[left:] for left in range(16)]
-    return all(map(torch.equal, _norms(kernel, parts), map(_norm, parts)))
-
-
-def _results(split: _native.Function, merge: _native.Function) -> tuple[Tensor, ...]:
+def _results(split: Function, merge: Function) -> tuple[Tensor, ...]:
     """Splits and merges every upper half with the lower halves at which something changes."""
     upper = torch.arange(-(2**15), 2**15, dtype=torch.int32, device="cpu")
     lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int32, device="cpu")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from halfstep.errors import UsageError
-from halfstep.torch._masters._bits import bfloat16_norms
 from halfstep.torch._scaling._gradients import by_kind, check, stored_values, summed_values
+from halfstep.torch._scaling._norms import norms_on_cpu
 from halfstep.torch._scaling._steps import Lazy
 
 # What norms of these are computed in: their own squares overflow, or lose most digits.
@@ -63,8 +63,8 @@ def norm_of(gradients: list[Tensor], norm_type: float = 2.0) -> Tensor:
 def _norms_of(values: list[Tensor], norm_type: float) -> Iterable[Tensor]:
     """Returns the norms of tensors of one kind, in half precision those of them as float32."""
     first = values[0]
-    if first.dtype is torch.bfloat16 and norm_type == 2.0 and first.is_cpu:
-        return bfloat16_norms(values)
+    if first.dtype in (torch.float32, torch.bfloat16) and norm_type == 2.0 and first.is_cpu:
+        return norms_on_cpu(values)
     return torch._foreach_norm(values, norm_type, _WIDER.get(first.dtype))
 
 

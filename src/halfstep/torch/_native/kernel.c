@@ -1,0 +1,101 @@
+/* Splits float32 into bfloat16 and the 16 bits below it, and merges them, as _masters/_bits.py does;
+   adds up squares as PyTorch does.
+
+   Plain C that knows nothing of PyTorch. Integers wrap around, and memory need not be aligned. */
+
+#include <stdint.h>
+
+typedef uint16_t __attribute__((aligned(1), may_alias)) half;
+typedef uint32_t __attribute__((aligned(1), may_alias)) word;
+
+static inline int is_nan(uint32_t bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
+
+/* How many threads run, 0 if this was built without OpenMP and only one ever does. */
+int64_t halfstep_threads(int64_t threads) {
+    int64_t running = 0;
+#ifdef _OPENMP
+#pragma omp parallel num_threads((int)threads) reduction(+ : running)
+    running += 1;
+#endif
+    return running;
+}
+
+void halfstep_split(const word *master, half *low, half *remainder, int64_t count, int64_t threads) {
+#pragma omp parallel for schedule(static) num_threads((int)threads) if (threads > 1)
+    for (int64_t at = 0; at < count; at++) {
+        uint32_t bits = master[at];
+        uint32_t rounded = (bits + 0x8000u) >> 16;
+        /* Rounding may turn a NaN into an infinity or a zero; a quiet one stays what it is. */
+        uint32_t quiet = (bits >> 16) | 0x40u;
+        low[at] = (uint16_t)(is_nan(bits) ? quiet : rounded);
+        remainder[at] = (uint16_t)bits;
+    }
+}
+
+void halfstep_merge(const half *low, const half *remainder, word *out, int64_t count, int64_t threads) {
+#pragma omp parallel for schedule(static) num_threads((int)threads) if (threads > 1)
+    for (int64_t at = 0; at < count; at++) {
+        uint32_t base = (uint32_t)low[at] << 16;
+        uint32_t bits = base + (uint32_t)(int32_t)(int16_t)remainder[at];
+        /* Only a stale remainder leads from a number to NaN. */
+        out[at] = is_nan(bits) ? base : bits;
+    }
+}
+
+enum { LANES = 8, TOGETHER = 4 };
+
+typedef float lanes __attribute__((vector_size(4 * LANES)));
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+typedef float some_floats __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
+typedef uint16_t some_halves __attribute__((vector_size(2 * LANES), aligned(1), may_alias));
+
+static inline lanes numbers_at(const void *values, int64_t at, int wide) {
+    if (wide) return *(const some_floats *)((const float *)values + at);
+    some_halves low = *(const some_halves *)((const half *)values + at);
+    return (lanes)(__builtin_convertvector(low, words) << 16);
+}
+
+static inline float number_at(const void *values, int64_t at, int wide) {
+    union { uint32_t bits; float number; } both = {(uint32_t)((const half *)values)[at] << 16};
+    return wide ? ((const float *)values)[at] : both.number;
+}
+
+/* Adds up in the order of PyTorch's norm of float32, for the same bits: lane by lane, then the
+   lanes, then what is left. */
+static inline float squares(const void *values, int64_t at, int64_t count, lanes sums, int wide) {
+    for (; at + LANES <= count; at += LANES) {
+        lanes numbers = numbers_at(values, at, wide);
+        sums += numbers * numbers;
+    }
+    float sum = sums[0];
+    for (int lane = 1; lane < LANES; lane++) sum += sums[lane];
+    for (; at < count; at++) sum += number_at(values, at, wide) * number_at(values, at, wide);
+    return sum;
+}
+
+/* An order leaves each sum waiting for the one before, so several tensors go side by side. */
+static inline void squares_of(const void *const *tensors, const int64_t *counts, float *sums, int wide) {
+    lanes found[TOGETHER] = {0};
+    int64_t at = 0;
+    for (; at + LANES <= counts[TOGETHER - 1]; at += LANES)
+        for (int one = 0; one < TOGETHER; one++) {
+            lanes numbers = numbers_at(tensors[one], at, wide);
+            found[one] += numbers * numbers;
+        }
+    for (int one = 0; one < TOGETHER; one++)
+        sums[one] = squares(tensors[one], at, counts[one], found[one], wide);
+}
+
+static void squares_from(int64_t first, const void *const *tensors, const int64_t *counts, float *sums, int64_t count, int wide) {
+    lanes none = {0};
+    if (first + TOGETHER <= count && wide) squares_of(tensors + first, counts + first, sums + first, 1);
+    else if (first + TOGETHER <= count) squares_of(tensors + first, counts + first, sums + first, 0);
+    else for (; first < count; first++) sums[first] = squares(tensors[first], 0, counts[first], none, wide);
+}
+
+/* The largest tensors come first. */
+void halfstep_squares(const void *const *tensors, const int64_t *counts, float *sums, int64_t count, int64_t threads, int wide) {
+#pragma omp parallel for schedule(dynamic) num_threads((int)threads) if (threads > 1)
+    for (int64_t first = 0; first < count; first += TOGETHER)
+        squares_from(first, tensors, counts, sums, count, wide);
+}
