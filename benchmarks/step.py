@@ -45,8 +45,8 @@ def plain(model, limit):
     return optimizer_of(model).step
 
 
-def least(model, limit):
-    """One pass that reads, one that updates."""
+def normed(model, limit):
+    """One pass of PyTorch's that reads, one that updates."""
     optimizer, parameters = optimizer_of(model), list(model.parameters())
 
     def step():
@@ -131,7 +131,7 @@ SPLIT = {
     "split masters: region.clip_grad_norm_, step": split_clipped,
 }
 WAYS = {
-    "the least: a norm, a plain step": least,
+    "PyTorch's norm, a plain step": normed,
     "torch.amp: unscale_, clip, step, update": amp,
     "halfstep: scaler.step(max_norm=), update": scaler,
     "halfstep: region.clip_grad_norm_, step": region,
