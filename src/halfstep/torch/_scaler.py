@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from halfstep.core import emit, listening
 from halfstep.errors import NoCheckError
-from halfstep.torch._scaling._checkpoint import read_state
+from halfstep.torch._scaling._checkpoint import read_state, saved_state
 from halfstep.torch._scaling._clipping import Clipped, watch
 from halfstep.torch._scaling._gradients import ParameterNames, gradients_of
 from halfstep.torch._scaling._iteration import State, fresh_state
@@ -230,17 +230,7 @@ class GradScaler(Surface, torch.amp.GradScaler):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for a checkpoint, in the form of PyTorch; empty if disabled."""
-        if not self._way.enabled:
-            return {}
-        rule, state = self._cell.rule, self._cell.read()
-        saved = {
-            "scale": state.scale,
-            "growth_factor": rule.growth_factor,
-            "backoff_factor": rule.backoff_factor,
-            "growth_interval": rule.growth_interval,
-            "_growth_tracker": state.finite_steps,
-        }
-        return saved if rule.hysteresis == 1 else {**saved, "_overflows": state.overflows}
+        return saved_state(self._cell.rule, self._cell.read()) if self._way.enabled else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` returned, also PyTorch's, before or after the first use.

@@ -23,7 +23,7 @@ from halfstep.torch._scaling._closure import (
 )
 from halfstep.torch._scaling._gradients import check, gradients_of
 from halfstep.torch._scaling._iteration import total
-from halfstep.torch._scaling._optimizers import lacks_state, takes_scaler
+from halfstep.torch._scaling._optimizers import divides, lacks_state
 from halfstep.torch._scaling._records import skipped_record, unknown_record
 from halfstep.torch._scaling._released import Findings
 from halfstep.torch._scaling._steps import History, StepRecord
@@ -184,9 +184,7 @@ class Guard:
 
     def _step_known(self, optimizer: Optimizer, found: Tensor, args: Any, kwargs: Any) -> Any:
         """Steps the optimizer where nothing was found, which an accelerator may have to tell."""
-        kind: Any = type(optimizer)
-        fused = getattr(optimizer, "_step_supports_amp_scaling", False)
-        if fused and not (found.is_cpu or takes_scaler(kind) or lacks_state(optimizer)):
+        if divides(optimizer) and not (found.is_cpu or lacks_state(optimizer)):
             return self._step_fused(optimizer, found, args, kwargs)
         if found.item():
             return self._skip(optimizer)

@@ -1,4 +1,4 @@
-"""Reads the state dict of a scaler, ours or PyTorch's."""
+"""Writes the state dict of a scaler, and reads it, also PyTorch's."""
 
 import numbers
 from collections.abc import Mapping
@@ -13,6 +13,18 @@ from halfstep.torch._scaling._settings import changed_rule, checked_scale
 _SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
 _NEEDED = ("scale", *_SETTINGS, "_growth_tracker")
 _BY = "load_state_dict()"
+
+
+def saved_state(rule: LossScale, state: ScaleState) -> dict[str, Any]:
+    """Returns rule and state in the form of PyTorch, with what it lacks only where that is used.
+
+    Example:
+        >>> list(saved_state(LossScale(), ScaleState(8.0)))
+        ['scale', 'growth_factor', 'backoff_factor', 'growth_interval', '_growth_tracker']
+    """
+    settings = {name: getattr(rule, name) for name in _SETTINGS}
+    saved = {"scale": state.scale, **settings, "_growth_tracker": state.finite_steps}
+    return saved if rule.hysteresis == 1 else {**saved, "_overflows": state.overflows}
 
 
 def read_state(state_dict: Any, rule: LossScale) -> tuple[LossScale, ScaleState]:
