@@ -47,7 +47,7 @@ def aten():
 
 def compiled():
     found = kernel() or pytest.skip("needs a C compiler")
-    return found.split, found.merge
+    return _bits._of_one(found.split), _bits._of_one(found.merge)
 
 
 ways = pytest.mark.parametrize("way", [aten, compiled])

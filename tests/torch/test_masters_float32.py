@@ -62,6 +62,28 @@ def test_the_other_half_precision_keeps_all_bits(policy):
     losses(model, optimizer, 2)
 
 
+@pytest.mark.parametrize("convert", [nn.Module.float, lambda model: model.bfloat16().half()])
+def test_numbers_that_float16_rounds_to_zero_are_kept(convert):
+    model = nn.Linear(3, 1, bias=False)
+    values = torch.tensor([[1.0001, 2e-8, 0.0]])
+    model.load_state_dict({"weight": values})
+    keep_masters(torch.optim.SGD(model.parameters(), lr=0.1), param_dtype="float16")
+    model.to(torch.float16).to("cpu")
+    convert(model)
+    assert torch.equal(true_value(model.weight), values)
+
+
+def test_parameters_that_are_made_anew_have_all_bits(monkeypatch):
+    model, _, _ = trained()
+    before = exact(model)
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        model.float()
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+    assert_same({name: each.detach() for name, each in model.named_parameters()}, before)
+
+
 def test_moving_a_model_keeps_its_masters():
     model, optimizer, _ = trained()
     before = exact(model)

@@ -73,4 +73,4 @@ def test_masters_follow_the_dtype_of_the_model(first, then):
     allowed = (low.abs() * ROUNDING[then]).clamp(min=2.0**-25)
     assert ((true_value(weight) - low).abs() <= allowed).all()
     name = {torch.bfloat16: "bfloat16_remainder", torch.float16: "float16_remainder"}[then]
-    assert optimizer.state_dict()["state"].get(0, {name: None}).keys() <= {name, "master"}
+    assert optimizer.state_dict()["state"].get(0, {name: None}).keys() <= {name, "float16_master"}

@@ -108,7 +108,7 @@ def test_a_master_of_another_shape_is_refused(value):
     one, other = (torch.optim.SGD([each], lr=0.1) for each in (small, large))
     for each in (one, other):
         keep_masters(each, param_dtype="float16")
-    name = "float16_remainder" if value == 1.0 else "master"
+    name = "float16_remainder" if value == 1.0 else "float16_master"
     with pytest.raises(UsageError) as error:
         other.load_state_dict(one.state_dict())
     assert str(error.value) == (

@@ -317,14 +317,14 @@ def test_a_region_clips_in_one_pass(fused, limit):
 @pytest.mark.parametrize("fused", [False, True])
 def test_float32_memory_stays_within_the_limit(fused, monkeypatch):
     sizes = []
-    take = Scratches.take
+    like = Scratches.like
 
-    def measured(self, size, device):
-        part = take(self, size, device)
+    def measured(self, piece):
+        part = like(self, piece)
         sizes.append(4 * self._used)
         return part
 
-    monkeypatch.setattr(Scratches, "take", measured)
+    monkeypatch.setattr(Scratches, "like", measured)
     weight = nn.Parameter(torch.randn(1000))
     optimizer = torch.optim.Adam([weight], lr=0.1, fused=fused)
     keep_masters(optimizer, param_dtype="bfloat16", bucket_bytes=800)

@@ -1,5 +1,6 @@
 """Masters that meet other owners, other optimizers and other processes."""
 
+import copy
 import pickle
 import subprocess
 import sys
@@ -218,15 +219,15 @@ def test_a_wrapper_and_what_it_wraps_see_the_same(kind, faulty):
 class Listing(torch.optim.Optimizer):
     """Keeps a list, or a tuple, of its parameters from the beginning."""
 
-    def __init__(self, params, kind):
+    def __init__(self, params, kind, write=lambda each: each):
         params = kind(params)
         super().__init__(params, {})
-        self.trained = params
+        self.trained, self.write = params, write
 
     @torch.no_grad()
     def step(self):
         for each in self.trained:
-            each.sub_(each.grad, alpha=2.0**-12)
+            self.write(each).sub_(each.grad, alpha=2.0**-3)
 
 
 def test_an_optimizer_with_a_list_of_its_own():
@@ -241,14 +242,53 @@ def test_an_optimizer_with_a_list_of_its_own():
     assert made[0].trained[0] is weights[0]
 
 
-def test_an_optimizer_that_passes_by_the_masters_is_refused():
+@pytest.mark.parametrize("write", [lambda each: each, lambda each: each.data])
+def test_an_optimizer_that_passes_by_the_masters_is_refused(write):
     weight = nn.Parameter(torch.full((4,), 1.0))
-    optimizer = Listing([weight], tuple)
+    optimizer = Listing([weight], tuple, write)
     keep_masters(optimizer, param_dtype="bfloat16")
     weight.grad = torch.ones_like(weight)
     with pytest.raises(UsageError, match="steps the parameters in its param_groups"):
         optimizer.step()
     assert optimizer.param_groups[0]["params"] == [weight]
+
+
+def test_the_step_of_the_class_is_refused():
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=1e-4)
+    keep_masters(optimizer, param_dtype="bfloat16")
+    weight.grad = torch.ones_like(weight)
+    with pytest.raises(UsageError) as caught:
+        torch.optim.SGD.step(optimizer)
+    assert str(caught.value) == (
+        "Parameters with masters need optimizer.step(), got a call of SGD.step, which passes by "
+        "the masters: it would lose small updates. Call the step of the optimizer itself, not that "
+        "of its class."
+    )
+    optimizer.step()
+
+
+@pytest.mark.parametrize("way", ["keep_masters", "prepare"])
+def test_a_copied_pair_goes_on_exactly(way):
+    if way == "prepare":
+        model, optimizer, _ = made()
+        train = losses
+    else:
+        model, optimizer = half()
+        keep_masters(optimizer)
+        train = train_half
+    train(model, optimizer, 3)
+    copied, other = copy.deepcopy((model, optimizer))
+    assert_same(exact(copied), exact(model))
+    with pytest.raises(UsageError, match=r"keep_masters\(optimizer\), also for a copy"):
+        train_half(copied, other, 1)
+    keep_masters(other)
+    train(model, optimizer, 3)
+    train(copied, other, 3)
+    assert_same(exact(copied), exact(model))
+    assert [each.grad_dtype for each in copied.parameters()] == [
+        each.grad_dtype for each in model.parameters()
+    ]
 
 
 def test_a_removed_region_leaves_no_trace_in_a_state_dict():

@@ -152,7 +152,7 @@ def test_float16_keeps_whole_masters_where_it_must():
     keep_masters(optimizer, param_dtype="float16")
     (group,) = optimizer.state_dict()["param_groups"]
     kept = group["halfstep_masters"]
-    assert [set(kept[place]) for place in (0, 1)] == [{"master"}, {"float16_remainder"}]
+    assert [set(kept[place]) for place in (0, 1)] == [{"float16_master"}, {"float16_remainder"}]
     assert [each.dtype for each in kept_tensors(optimizer)] == [torch.float32, torch.int16]
 
 

@@ -22,12 +22,12 @@ def test_the_threads_are_those_of_pytorch(compiled, threads):
         assert compiled.library.halfstep_threads(ctypes.c_int64(count)) == count
 
 
-@pytest.mark.parametrize(("count", "expected"), [(LARGE, 3), (LARGE - 1, 1), (0, 1)])
+@pytest.mark.parametrize(("count", "expected"), [(LARGE, 3), (LARGE - 1, 1), (5, 1)])
 def test_only_large_tensors_use_them(count, expected, threads):
     threads(3)
     function = mock.Mock()
-    _kernel._call(function, torch.empty(count))
-    assert function.call_args.args[-2:] == (count, expected)
+    _kernel._call(function, [torch.empty(count - 5), torch.empty(5)])
+    assert function.call_args.args[-2:] == (2, expected)
 
 
 def test_without_openmp_one_thread_does_all(cache, undecided, threads, monkeypatch, tmp_path):

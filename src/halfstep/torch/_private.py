@@ -236,5 +236,6 @@ def averages_lists(example: torch.Tensor) -> bool:
 
 
 # Replaces each parameter, gradient and buffer by what a function makes of it, as `module.to` does.
-convert: Callable[[torch.nn.Module, Callable[[torch.Tensor], torch.Tensor]], Any]
-convert = torch.nn.Module._apply
+def convert(module: torch.nn.Module, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Applies a function to each parameter and buffer of a module, whatever its class overrides."""
+    torch.nn.Module._apply(module, function)

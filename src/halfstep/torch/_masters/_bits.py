@@ -8,11 +8,12 @@ compiled kernel where there is one, and give the same bits where there is none.
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from halfstep.torch._native._kernel import LARGE, Function, Kernel, kernel, takes
+from halfstep.torch._native._kernel import Kernel, kernel_for, takes
 
 # From here on the nearest float16 is infinite.
 _FLOAT16_OVERFLOW = 65520.0
@@ -40,8 +41,11 @@ def split(master: Tensor, low: Tensor, remainder: Tensor) -> bool:
     """
     if low.dtype is torch.float16:
         return _split_float16(master, low, remainder)
-    compiled = _kernel_for(low, remainder, master)
-    (compiled.split if compiled else _split_bfloat16)(master, low, remainder)
+    compiled = splitting_kernel(low.numel()) if takes(low, remainder, master) else None
+    if compiled is None:
+        _split_bfloat16(master, low, remainder)
+    else:
+        compiled.split([master], [low], [remainder])
     return True
 
 
@@ -64,18 +68,17 @@ def merge(low: Tensor, remainder: Tensor, out: Tensor) -> None:
         >>> out
         tensor([1.0000, 1.0010])
     """
-    compiled = _kernel_for(low, remainder, out) if low.dtype is torch.bfloat16 else None
-    (compiled.merge if compiled else _merge)(low, remainder, out)
+    compiled = splitting_kernel(low.numel()) if takes(low, remainder, out) else None
+    if compiled is None:
+        _merge(low, remainder, out)
+    else:
+        compiled.merge([low], [remainder], [out])
 
 
-def _kernel_for(low: Tensor, remainder: Tensor, wide: Tensor) -> Kernel | None:
-    """Returns the kernel if it takes these tensors, built when the first large ones arrive."""
-    if not takes(low, remainder, wide):
-        return None
-    if low.numel() < LARGE and not kernel.cache_info().currsize:
-        return None
-    found = kernel()
-    return found if found and _agrees(found) and found.is_worthwhile(low.numel()) else None
+def splitting_kernel(count: int) -> Kernel | None:
+    """Returns the kernel if it is faster for so many elements, and gives the same bits."""
+    found = kernel_for(count)
+    return found if found and _agrees(found) else None
 
 
 def _split_bfloat16(master: Tensor, low: Tensor, remainder: Tensor) -> None:
@@ -128,11 +131,16 @@ def _merge(low: Tensor, remainder: Tensor, out: Tensor) -> None:
 @functools.cache
 def _agrees(compiled: Kernel) -> bool:
     """Returns whether a kernel gives the bits of the functions above."""
-    ours, theirs = _results(_split_bfloat16, _merge), _results(compiled.split, compiled.merge)
+    ours = _results(_split_bfloat16, _merge)
+    theirs = _results(_of_one(compiled.split), _of_one(compiled.merge))
     return all(map(torch.equal, map(_comparable, ours), map(_comparable, theirs)))
 
 
-def _results(split: Function, merge: Function) -> tuple[Tensor, ...]:
+def _of_one(function: Callable[..., None]) -> Callable[..., None]:
+    return lambda *tensors: function(*[[each] for each in tensors])
+
+
+def _results(split: Callable[..., None], merge: Callable[..., None]) -> tuple[Tensor, ...]:
     """Splits and merges every upper half with the lower halves at which something changes."""
     upper = torch.arange(-(2**15), 2**15, dtype=torch.int32, device="cpu")
     lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int32, device="cpu")

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from halfstep.torch._dtypes import HALF
 from halfstep.torch._masters._kept import kept_or_new
+from halfstep.torch._masters._modules import follow_modules
 from halfstep.torch._masters._saving import adopt, save_with_state
 from halfstep.torch._masters._state import widen_state
 from halfstep.torch._masters._step import step_through
@@ -32,6 +33,7 @@ class Feeding:
 
     def begin(self, optimizer: Optimizer) -> None:
         """Makes masters and state what they are to be, and lets the state dict hold them."""
+        follow_modules()
         adopt(optimizer)
         _fed[optimizer] = self
         for parameter in self.of(optimizer):

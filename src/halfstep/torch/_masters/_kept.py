@@ -1,42 +1,38 @@
 """Which parameter has a master, and what the value of a parameter truly is."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from halfstep.torch._dtypes import HALF
 from halfstep.torch._masters._layouts import Master, Split, Wide, exactly, loaded
 from halfstep.torch._masters._pieces import Piece
 
-# Held by nothing else, so that a master goes with its parameter.
-_masters = WeakTensorKeyDictionary()
-# The attribute of a parameter through which a pickle of it holds the master too, as plain tensors.
-_PICKLED = "halfstep_master"
+# The attribute of a parameter that is its master, so that it goes with its parameter.
+_ATTRIBUTE = "halfstep_master"
 
 
 def master_of(parameter: Tensor) -> Master | None:
     """Returns the master of a parameter, if it has one."""
-    if parameter.dtype not in HALF:
+    found: Any = parameter.__dict__.get(_ATTRIBUTE)
+    if found is None or parameter.dtype not in HALF:
         return None
-    master: Master | None = _masters.get(parameter)
-    if master is None and _PICKLED in parameter.__dict__:
-        master = loaded(parameter, parameter.__dict__[_PICKLED])
-        keep(parameter, master)
-    return master if master and master.fits(parameter) else None
+    if not isinstance(found, Master):
+        # Of a parameter that was unpickled.
+        found = loaded(parameter, found)
+        keep(parameter, found)
+    return found if found.fits(parameter) else None
 
 
 def keep(parameter: Tensor, master: Master | None) -> None:
     """Gives a parameter a master, or takes it away."""
     if master is not None:
-        _masters[parameter] = master
-        parameter.__dict__[_PICKLED] = master.kept
+        parameter.__dict__[_ATTRIBUTE] = master
     else:
-        _masters.pop(parameter, None)
-        parameter.__dict__.pop(_PICKLED, None)
+        parameter.__dict__.pop(_ATTRIBUTE, None)
 
 
 def kept_or_new(parameter: Tensor) -> Master:
@@ -46,20 +42,6 @@ def kept_or_new(parameter: Tensor) -> Master:
         master = Split(parameter)
         keep(parameter, master)
     return master
-
-
-def copy_masters(parameters: Iterable[Tensor], copies: Mapping[int, Any]) -> None:
-    """Gives the copies of parameters masters of their own, and gradients of the same dtype.
-
-    Args:
-        parameters: The parameters.
-        copies: What `copy.deepcopy` remembers: the copy of each, by the number of the original.
-    """
-    for parameter in parameters:
-        master, copied = master_of(parameter), copies.get(id(parameter))
-        if master is not None and copied is not None:
-            keep(copied, loaded(copied, master.kept))
-            set_grad_dtype(copied, parameter.grad_dtype)
 
 
 def set_grad_dtype(parameter: Tensor, dtype: torch.dtype | None) -> None:

@@ -1,7 +1,8 @@
 """How a float32 master is kept: as the bits that its parameter lacks, or whole."""
 
+from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -9,13 +10,19 @@ from torch import Tensor
 from halfstep.torch._dtypes import HALF, name_of
 from halfstep.torch._masters._bits import merge, split
 from halfstep.torch._masters._pieces import Piece, is_dense
+from halfstep.torch._native._kernel import takes_kept
 
 # What is kept under a name that tells how: plain tensors, for a state dict or a pickle.
 Kept: TypeAlias = Mapping[str, Tensor]
 
-WHOLE = "master"
+WHOLE = "float16_master"
 REMAINDERS = {dtype: f"{name_of(dtype)}_remainder" for dtype in HALF}
 NAMES = {WHOLE, *REMAINDERS.values()}
+
+
+def names_for(dtype: torch.dtype) -> set[str]:
+    """Returns the names of what a parameter of a dtype can have; only float16 needs whole ones."""
+    return {REMAINDERS[dtype], WHOLE} if dtype is torch.float16 else {REMAINDERS[dtype]}
 
 
 class Master:
@@ -35,6 +42,16 @@ class Master:
         self._name = name
         # None for one that was loaded: its parameter may be loaded only after it.
         self._version: int | None = None
+        self._place: tuple[Any, ...] = ()
+        self._fits = False
+        # Whether the compiled kernel takes it, with values that lie in memory like the parameter.
+        self.is_quick = False
+        # What an optimizer was shown in the place of the parameter as it lies now.
+        self.stand: Tensor | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A pickle needs no halfstep to be loaded.
+        return OrderedDict, (), None, None, iter(self.kept.items())
 
     @property
     def tensor(self) -> Tensor:
@@ -43,26 +60,41 @@ class Master:
 
     def fits(self, parameter: Tensor) -> bool:
         """Returns whether the parameter still is what it was made for, wherever it was moved."""
-        self.kept[self._name] = beside(parameter, self.tensor)
-        return self.tensor.shape == parameter.shape and self._name in (
-            WHOLE,
-            REMAINDERS.get(parameter.dtype),
-        )
+        place = parameter.device, parameter.dtype, parameter.shape, parameter.stride()
+        if place != self._place:
+            self._place, self.stand = place, None
+            self.kept[self._name] = beside(parameter, self.tensor)
+            alike = self.tensor.shape == parameter.shape
+            self._fits = alike and self._name in (WHOLE, REMAINDERS.get(parameter.dtype))
+            self.is_quick = self._name != WHOLE and takes_kept(parameter, self.tensor)
+        return self._fits
 
-    def read(self, piece: Piece, out: Tensor) -> None:
-        """Writes the exact value of a piece of the parameter."""
+    def is_known(self, parameter: Tensor) -> bool:
+        """Returns whether nobody else is known to have written to the parameter."""
+        return self._version in (None, parameter._version)
+
+    def is_written(self, piece: Piece, *, known: bool) -> None:
+        """Notes that a piece has a new value, of a parameter that was known or was not."""
+        if known or piece.ends:
+            self._version = piece.parameter._version
+
+    def is_moved(self, parameter: Tensor, *, known: bool) -> None:
+        """Notes that a parameter was moved, and that nobody has written to it if it was known."""
+        if known:
+            self._version = parameter._version
+
+    def read(self, piece: Piece, out: Tensor, *, known: bool | None = None) -> None:
+        """Writes the exact value of a piece of the parameter, which may be said to be known."""
         self._read(piece, out)
-        if self._version not in (None, piece.parameter._version):
+        if not (self.is_known(piece.parameter) if known is None else known):
             low = piece.of(piece.parameter)
             out.copy_(torch.where(low == 0, low, out))
 
     def write(self, piece: Piece, value: Tensor) -> bool:
         """Takes over a value, and returns whether it could be kept exactly."""
-        parameter = piece.parameter
-        known = self._version in (None, parameter._version)
+        known = self.is_known(piece.parameter)
         exact = self._write(piece, value)
-        if known or piece.ends:
-            self._version = parameter._version
+        self.is_written(piece, known=known)
         return exact
 
     def _read(self, piece: Piece, out: Tensor) -> None:
@@ -133,10 +165,10 @@ def loaded(parameter: Tensor, kept: Kept) -> Master:
     return narrow if split(wide.tensor, low, narrow.tensor) else wide
 
 
-def exactly(master: Master, piece: Piece) -> Tensor:
+def exactly(master: Master, piece: Piece, *, known: bool | None = None) -> Tensor:
     """Returns the exact value of a piece of a parameter."""
     out = torch.empty_like(piece.of(piece.parameter), dtype=torch.float32)
-    master.read(piece, out)
+    master.read(piece, out, known=known)
     return out
 
 

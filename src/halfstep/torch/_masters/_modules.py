@@ -1,4 +1,4 @@
-"""Lets masters follow where modules convert their parameters, and load them."""
+"""Lets masters follow where modules convert, load and copy their parameters."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -8,38 +8,56 @@ import torch
 from torch import Tensor, nn
 
 from halfstep.torch._dtypes import HALF
-from halfstep.torch._masters._kept import keep, master_of, write
-from halfstep.torch._masters._layouts import Master, exactly
+from halfstep.torch._masters._kept import keep, master_of, set_grad_dtype, write
+from halfstep.torch._masters._layouts import Master, exactly, loaded
 from halfstep.torch._masters._pieces import Piece
 from halfstep.torch._patches import replace
 
 
 @functools.cache
 def follow_modules() -> None:
-    """Looks at parameters with masters whenever a module is converted or loaded, from now on."""
+    """Looks at parameters with masters that are converted, loaded or copied, from now on."""
     replace(nn.Module, "_apply", _converting)
+    replace(nn.Parameter, "__deepcopy__", _copying)
     replace(nn.Module, "_load_from_state_dict", _loading)
 
 
 def _converting(convert: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    own = [(each, master_of(each)) for each in module.parameters(recurse=False)]
-    before = [(each, each.data, master) for each, master in own if master is not None]
+    kept = {
+        name: (each.data, master, master.is_known(each))
+        for name, each in module._parameters.items()
+        if each is not None and (master := master_of(each)) is not None
+    }
     result = convert(module, *args, **kwargs)
-    for parameter, low, master in before:
-        if parameter.dtype is not low.dtype and not parameter.is_meta:
-            _take_over(parameter, low, master)
+    for name, (low, master, known) in kept.items():
+        # PyTorch may be set to make new parameters, or to swap them with their attributes.
+        parameter = module._parameters[name]
+        if parameter is not None and not parameter.is_meta:
+            _take_over(parameter, low, master, known=known)
     return result
 
 
 @torch.no_grad()
-def _take_over(parameter: Tensor, low: Tensor, master: Master) -> None:
-    """Gives a parameter of another dtype the exact value that it had."""
-    value = _laid_out(parameter, exactly(master, Piece(low)))
+def _take_over(parameter: Tensor, low: Tensor, master: Master, *, known: bool) -> None:
+    """Gives a parameter that was converted the exact value that it had."""
+    if parameter.dtype is low.dtype:
+        keep(parameter, master)
+        master.is_moved(parameter, known=known)
+        return
+    value = _laid_out(parameter, exactly(master, Piece(low), known=known))
     keep(parameter, None)
     if parameter.dtype in HALF:
         write(Piece(parameter), value)
     else:
         parameter.copy_(value)
+
+
+def _copying(copy: Callable[..., Tensor], parameter: Tensor, memo: dict[int, Any]) -> Tensor:
+    copied, master = copy(parameter, memo), master_of(parameter)
+    if master is not None and master_of(copied) is None:
+        keep(copied, loaded(copied, master.kept))
+        set_grad_dtype(copied, parameter.grad_dtype)
+    return copied
 
 
 def _loading(

@@ -32,17 +32,17 @@ class Piece:
 
     def of(self, tensor: Tensor) -> Tensor:
         """Returns the same part of the parameter, or of a tensor that is laid out like it."""
-        tensor = tensor.detach()
+        tensor = tensor.detach() if tensor.requires_grad else tensor
         return tensor if self.stop is None else flat(tensor)[self.start : self.stop]
 
-    def shaped(self, numbers: Tensor) -> Tensor:
-        """Returns a run of numbers in the shape of the piece, and with its strides if dense."""
+    def within(self, numbers: Tensor, start: int) -> Tensor:
+        """Returns a part of numbers, shaped like the piece, and with its strides if dense."""
         own = self.parameter
         if self.stop is not None:
-            return numbers
-        if not is_dense(own):
-            return numbers.view(own.shape)
-        return numbers.as_strided(own.shape, own.stride(), numbers.storage_offset())
+            return numbers[start : start + self.size]
+        if own.is_contiguous() or is_dense(own):
+            return numbers.as_strided(own.shape, own.stride(), start)
+        return numbers[start : start + self.size].view(own.shape)
 
 
 def flat(tensor: Tensor) -> Tensor:

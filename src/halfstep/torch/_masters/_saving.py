@@ -15,7 +15,15 @@ from halfstep.errors import UsageError
 from halfstep.torch._dtypes import HALF, name_of
 from halfstep.torch._masters._bits import merge
 from halfstep.torch._masters._kept import keep, master_of
-from halfstep.torch._masters._layouts import NAMES, REMAINDERS, WHOLE, Kept, loaded, rounded
+from halfstep.torch._masters._layouts import (
+    NAMES,
+    REMAINDERS,
+    WHOLE,
+    Kept,
+    loaded,
+    names_for,
+    rounded,
+)
 from halfstep.torch._masters._state import widen_state
 from halfstep.torch._masters._views import optimizers_in
 from halfstep.torch._scaling._optimizers import PerOptimizer
@@ -123,12 +131,11 @@ def _refuse_shape(parameter: Tensor, kept: Kept) -> None:
 
 
 def _refuse_other(parameter: Tensor, kept: Kept) -> None:
-    own = REMAINDERS[parameter.dtype]
-    if {own, WHOLE}.isdisjoint(kept):
+    wanted, found = REMAINDERS[parameter.dtype], next(iter(kept))
+    if names_for(parameter.dtype).isdisjoint(kept):
         raise UsageError(
-            f"load_state_dict() needs {own!r} for a parameter in {name_of(parameter.dtype)}, got "
-            f"{next(iter(kept))!r}. Prepare the model with the param_dtype that the checkpoint was "
-            "saved with."
+            f"load_state_dict() needs {wanted!r} for a parameter in {name_of(parameter.dtype)}, got "
+            f"{found!r}. Prepare the model with the param_dtype that the checkpoint was saved with."
         )
 
 

@@ -1,7 +1,8 @@
 """One step of an optimizer through float32 masters, in the way that suits it best."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from halfstep.torch._masters._swap import Scratches, Swap
 from halfstep.torch._once import without
 from halfstep.torch._scaling._closure import closure_of, with_closure, without_closure
 from halfstep.torch._scaling._gradients import parameters_of
+from halfstep.torch._scaling._optimizers import PerOptimizer
 
 if TYPE_CHECKING:
     from halfstep.torch._masters._feeding import Feeding
@@ -41,6 +43,12 @@ _BY_PARAMETER = ("torch.optim.", "torchao.")
 _TOGETHER = {written(torch.optim.LBFGS)}
 
 
+# Those whose first step wrote to nothing but what it was shown.
+_watched_once: PerOptimizer[bool] = PerOptimizer()
+# The optimizers that step through masters at the moment.
+stepping: PerOptimizer[bool] = PerOptimizer()
+
+
 def step_through(
     feeding: "Feeding", optimizer: Optimizer, own: Run | None, args: Any, kwargs: Any
 ) -> Any:
@@ -54,7 +62,17 @@ def step_through(
     run = functools.partial(_choose(feeding, optimizer), feeding=feeding, plain=plain)
     # Else hooks would be called once per bucket, and see stand-ins.
     around = Optimizer.profile_hook_step(run) if _is_hooked(hooked) else run
-    return around(optimizer, *args, **kwargs)
+    with _stepping(optimizer):
+        return around(optimizer, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _stepping(optimizer: Optimizer) -> Iterator[None]:
+    stepping[optimizer] = True
+    try:
+        yield
+    finally:
+        stepping.pop(optimizer)
 
 
 def _is_hooked(step: Any) -> bool:
@@ -64,9 +82,12 @@ def _is_hooked(step: Any) -> bool:
 def _choose(feeding: "Feeding", optimizer: Optimizer) -> Run:
     if is_fused(optimizer):
         return _step_streamed
-    known = type(optimizer).step.__module__.startswith(_BY_PARAMETER)
-    apart = feeding.limit is not None or known
+    apart = feeding.limit is not None or _is_known(optimizer)
     return _step_in_buckets if apart and not steps_together(optimizer) else _step_whole
+
+
+def _is_known(optimizer: Optimizer) -> bool:
+    return type(optimizer).step.__module__.startswith(_BY_PARAMETER)
 
 
 def steps_together(optimizer: Optimizer) -> bool:
@@ -156,10 +177,13 @@ def _step_together(
     fed = _with_gradient(own) if closure is None else [each for each in own if each.requires_grad]
     pieces = [Piece(each) for each in fed]
     others, scratches = without(parameters_of(optimizer), fed), Scratches(2 * size_of(pieces))
-    with Swap(optimizer, pieces, others, scratches) as swap:
+    watched = not (_is_known(optimizer) or _watched_once.get(optimizer))
+    with Swap(optimizer, pieces, others, scratches, watched=watched) as swap:
         if closure is not None:
             args, kwargs = with_closure(args, kwargs, _showing(swap, closure))
-        return run(*args, **kwargs)
+        result = run(*args, **kwargs)
+    _watched_once[optimizer] = True
+    return result
 
 
 def _showing(swap: Swap, closure: Callable[[], Any]) -> Callable[[], Any]:

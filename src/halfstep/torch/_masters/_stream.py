@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from halfstep.torch._masters._kept import kept_or_new, write
+from halfstep.torch._masters._kept import kept_or_new
 from halfstep.torch._masters._pieces import Piece, cut, packed
 from halfstep.torch._masters._state import is_laid_out
 from halfstep.torch._masters._swap import Scratches
+from halfstep.torch._masters._together import read_all, write_all
 from halfstep.torch._masters._views import Views
 from halfstep.torch._scaling._gradients import parameters_of
 
@@ -89,20 +90,25 @@ class Stream(TorchDispatchMode):
         self._run(table, [row for row in table.rows if id(row[0]) in self._parameters])
         return None
 
-    def _run(self, table: "_Table", rows: list[Row]) -> None:
+    def _run(self, table: "_Table", found: list[Row]) -> None:
         """Steps what stand-ins stand for, a block at a time."""
-        known = [(self._parameters[id(stand)], own) for stand, _, *own in rows]
+        known = [(self._parameters[id(stand)], own) for stand, _, *own in found]
         state = {id(parameter): own for parameter, own in known}
         pieces = [piece for parameter, own in known for piece in self._cut(parameter, own)]
         scratches = Scratches(2 * self._limit)
         for block in packed(pieces, self._limit):
             scratches.clear()
-            fed = [_fed(piece, state[id(piece.parameter)], scratches) for piece in block]
-            table.run(fed)
-            for piece, (value, *_) in zip(block, fed, strict=True):
-                write(piece, value)
+            values = [scratches.like(piece) for piece in block]
+            read_all(block, values)
+            gradients = _gradients(block, values, scratches)
+            states = [_state(piece, state[id(piece.parameter)]) for piece in block]
+            rows = zip(values, gradients, states, strict=True)
+            table.run([[value, gradient, *own] for value, gradient, own in rows])
+            write_all(block, values)
 
     def _cut(self, parameter: Tensor, state: list[Tensor]) -> list[Piece]:
+        if parameter.numel() <= self._limit:
+            return [Piece(parameter)]
         own = [parameter.grad, *[each for each in state if each.dim()]]
         alike = all(is_laid_out(each, parameter) for each in own)
         return cut(parameter, self._limit) if alike else [Piece(parameter)]
@@ -133,24 +139,47 @@ class _Table:
 
 def _stand_in(parameter: Tensor) -> Tensor:
     """Returns a float32 parameter of the same shape, without memory where the layout allows."""
-    if parameter.is_contiguous():
-        hollow = torch.full((), torch.nan, device=parameter.device).expand(parameter.shape)
-    else:
-        hollow = torch.empty_like(parameter.detach(), dtype=torch.float32)
-    stand = nn.Parameter(hollow)
-    stand.grad = hollow
+    master = kept_or_new(parameter)
+    if master.stand is not None:
+        return master.stand
+    if not parameter.is_contiguous():
+        return _parameter(torch.empty_like(parameter.detach(), dtype=torch.float32))
+    hollow = torch.full((), torch.nan, device=parameter.device).expand(parameter.shape)
+    master.stand = _parameter(hollow)
+    return master.stand
+
+
+def _parameter(values: Tensor) -> Tensor:
+    stand = nn.Parameter(values)
+    stand.grad = values
     return stand
 
 
-def _fed(piece: Piece, state: list[Tensor], scratches: Scratches) -> Row:
-    """Returns what the kernel is given for a piece: value, gradient and state."""
-    parameter = piece.parameter
-    value = scratches.like(piece)
-    kept_or_new(parameter).read(piece, value)
-    assert parameter.grad is not None
-    gradient = piece.of(parameter.grad)
-    # Kernels on a CPU take for granted that both lie in memory alike.
-    if gradient.dtype is not torch.float32 or gradient.stride() != value.stride():
-        gradient = scratches.like(piece).copy_(gradient)
-    own = [piece.of(each) if is_laid_out(each, parameter) else each for each in state]
-    return [value, gradient, *own]
+def _gradients(
+    pieces: Sequence[Piece], values: Sequence[Tensor], scratches: Scratches
+) -> list[Tensor]:
+    """Returns gradients in float32, copied where they are not or lie in another way."""
+    own = [_gradient(piece) for piece in pieces]
+    # Kernels on a CPU take for granted that values and gradients lie in memory alike.
+    fed = [
+        gradient
+        if gradient.dtype is torch.float32 and gradient.stride() == value.stride()
+        else scratches.like(piece)
+        for piece, value, gradient in zip(pieces, values, own, strict=True)
+    ]
+    copies = [pair for pair in zip(fed, own, strict=True) if pair[0] is not pair[1]]
+    if copies:
+        torch._foreach_copy_([to for to, _ in copies], [source for _, source in copies])
+    return fed
+
+
+def _gradient(piece: Piece) -> Tensor:
+    gradient = piece.parameter.grad
+    assert gradient is not None
+    return piece.of(gradient)
+
+
+def _state(piece: Piece, state: list[Tensor]) -> list[Tensor]:
+    if piece.stop is None:
+        return state
+    return [piece.of(each) if is_laid_out(each, piece.parameter) else each for each in state]

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfstep.errors import UsageError
-from halfstep.torch._masters._kept import kept_or_new, write
 from halfstep.torch._masters._pieces import Piece
 from halfstep.torch._masters._state import cut_state, joined_state
+from halfstep.torch._masters._together import read_all, write_all
 from halfstep.torch._masters._views import Views
 
 
@@ -32,18 +32,19 @@ class Scratches:
         """Lets all of it be used again."""
         self._used = 0
 
-    def take(self, size: int, device: torch.device) -> Tensor:
-        """Returns a part that is free, or new memory if there is too little."""
+    def like(self, piece: Piece) -> Tensor:
+        """Returns memory that is free, or new if there is too little, shaped like a piece."""
+        size, device = piece.size, piece.parameter.device
         start, self._used = self._used, self._used + size
         if self._used > self._size:
-            return torch.empty(size, dtype=torch.float32, device=device)
+            return piece.within(_numbers(size, device), 0)
         if device not in self._numbers:
-            self._numbers[device] = torch.empty(self._size, dtype=torch.float32, device=device)
-        return self._numbers[device][start : self._used]
+            self._numbers[device] = _numbers(self._size, device)
+        return piece.within(self._numbers[device], start)
 
-    def like(self, piece: Piece) -> Tensor:
-        """Returns a free part, shaped like a piece."""
-        return piece.shaped(self.take(piece.size, piece.parameter.device))
+
+def _numbers(size: int, device: torch.device) -> Tensor:
+    return torch.empty(size, dtype=torch.float32, device=device)
 
 
 class StandIn:
@@ -59,14 +60,15 @@ class StandIn:
         self.tensor = nn.Parameter(scratches.like(piece))
         self._wide = None if piece.parameter.grad_dtype is torch.float32 else scratches.like(piece)
         self._version = piece.parameter._version
+        self._before: Tensor | None = None
         # What optimizers look for, such as marks of weights that are not to decay.
         self.tensor.__dict__.update(piece.parameter.__dict__)
 
-    def load(self) -> None:
-        """Takes value and gradient from the parameter."""
+    def take_gradient(self, *, watched: bool) -> None:
+        """Takes the gradient of the parameter, and notes how to see whether that is written to."""
         parameter = self.piece.parameter
         self._version = parameter._version
-        kept_or_new(parameter).read(self.piece, self.tensor.detach())
+        self._before = _bits_of(parameter).clone() if watched else None
         self.tensor.grad = self._gradient(parameter.grad)
 
     def _gradient(self, gradient: Tensor | None) -> Tensor | None:
@@ -77,17 +79,18 @@ class StandIn:
 
     def refuse_bypassed(self) -> None:
         """Raises an error if the parameter itself was written to meanwhile."""
-        if self.piece.parameter._version != self._version:
+        own = self.piece.parameter
+        changed = self._before is not None and not torch.equal(_bits_of(own), self._before)
+        if changed or own._version != self._version:
             raise UsageError(
                 "Masters need an optimizer that steps the parameters in its param_groups, got one "
                 "that wrote to others, which it keeps elsewhere. Let it read "
                 'group["params"] in each step.'
             )
 
-    def store(self) -> None:
-        """Gives the value to the parameter."""
-        write(self.piece, self.tensor.detach())
-        self.tensor.grad = None
+
+def _bits_of(parameter: Tensor) -> Tensor:
+    return parameter.detach().view(torch.int16)
 
 
 class Swap:
@@ -98,6 +101,8 @@ class Swap:
         pieces: What is to be stepped through stand-ins.
         others: Further parameters that the optimizer is to see, as they are.
         scratches: Memory for the stand-ins.
+        watched: Whether to compare the parameters themselves, because writing through `.data` is
+            seen by nobody.
     """
 
     def __init__(
@@ -106,17 +111,22 @@ class Swap:
         pieces: Sequence[Piece],
         others: Iterable[Tensor],
         scratches: Scratches,
+        *,
+        watched: bool = False,
     ) -> None:
         scratches.clear()
+        self._watched = watched
         self._views = Views(optimizer)
+        self._pieces = pieces
         self._stands = [StandIn(piece, scratches) for piece in pieces]
         self._seen: dict[int, list[Tensor]] = {id(each): [each] for each in others}
         for stand in self._stands:
             self._seen.setdefault(id(stand.piece.parameter), []).append(stand.tensor)
 
     def __enter__(self) -> "Swap":
+        read_all(self._pieces, [stand.tensor.detach() for stand in self._stands])
         for stand in self._stands:
-            stand.load()
+            stand.take_gradient(watched=self._watched)
         self._views.show(self._seen)
         for state, stand in itertools.product(self._views.states, self._stands):
             if stand.piece.parameter in state:
@@ -134,8 +144,8 @@ class Swap:
     def _store(self) -> None:
         for stand in self._stands:
             stand.refuse_bypassed()
-        for stand in self._stands:
-            stand.store()
+            stand.tensor.grad = None
+        write_all(self._pieces, [stand.tensor.detach() for stand in self._stands])
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,8 +16,9 @@ from torch import Tensor
 from halfstep.torch._masters._pieces import is_dense
 from halfstep.torch._native._library import load
 
-Function: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
+Tensors: TypeAlias = Sequence[Tensor]
 
+_WIDE = torch.float32
 # Smaller tensors are done by one thread, and do not lead to a kernel being built.
 LARGE = 2**15
 # One thread of the kernel is as fast as this many of PyTorch's operations.
@@ -46,66 +47,69 @@ class Kernel:
         """Returns whether so many elements are done faster than by PyTorch's operations."""
         return self.is_threaded or count < LARGE or torch.get_num_threads() <= _WORTH_THREADS
 
-    def split(self, master: Tensor, low: Tensor, remainder: Tensor) -> None:
-        """Splits a master into a bfloat16 parameter and its remainder."""
-        _call(self.library.halfstep_split, master, low, remainder)
-        torch.autograd.graph.increment_version((low, remainder))
+    def split(self, masters: Tensors, lows: Tensors, remainders: Tensors) -> None:
+        """Splits masters into bfloat16 parameters and their remainders."""
+        _call(self.library.halfstep_split, masters, lows, remainders)
+        torch.autograd.graph.increment_version((*lows, *remainders))
 
-    def merge(self, low: Tensor, remainder: Tensor, out: Tensor) -> None:
-        """Merges a bfloat16 parameter and its remainder into a master."""
-        _call(self.library.halfstep_merge, low, remainder, out)
-        torch.autograd.graph.increment_version(out)
+    def merge(self, lows: Tensors, remainders: Tensors, outs: Tensors) -> None:
+        """Merges bfloat16 parameters and their remainders into masters."""
+        _call(self.library.halfstep_merge, lows, remainders, outs)
+        torch.autograd.graph.increment_version(outs)
 
-    def squares(self, tensors: Sequence[Tensor]) -> list[float]:
+    def squares(self, tensors: Tensors) -> list[float]:
         """Returns the sums of the squares of dense tensors, all in bfloat16 or all in float32."""
         places = sorted(range(len(tensors)), key=lambda place: -tensors[place].numel())
-        counts = [tensors[place].numel() for place in places]
-        starts = [tensors[place].data_ptr() for place in places]
         sums = (ctypes.c_float * len(places))()
-        wide = tensors[0].dtype is torch.float32
-        _, threads = _shared(sum(counts))
-        self.library.halfstep_squares(
-            (ctypes.c_void_p * len(places))(*starts),
-            (ctypes.c_int64 * len(places))(*counts),
-            sums,
-            len(places),
-            threads,
-            int(wide),
-        )
+        ordered = [tensors[place] for place in places]
+        _call(self.library.halfstep_squares, ordered, last=(sums, tensors[0].dtype is _WIDE))
         found = dict(zip(places, sums, strict=True))
         return [found[place] for place in range(len(places))]
 
 
 def takes(low: Tensor, remainder: Tensor, wide: Tensor) -> bool:
     """Returns whether these are plain tensors on the CPU that lie in memory alike."""
-    tensors = (low, remainder, wide)
-    return (
-        (low.dtype, remainder.dtype, wide.dtype) == (torch.bfloat16, torch.int16, torch.float32)
-        and all(type(each) in (Tensor, torch.nn.Parameter) and each.is_cpu for each in tensors)
-        and all(each.layout is torch.strided for each in tensors)
-        and low.shape == remainder.shape == wide.shape
-        and (all(each.is_contiguous() for each in tensors) or _are_dense_alike(*tensors))
-    )
+    alike = _is_plain(wide, torch.float32) and _lie_alike(low, wide)
+    return alike and takes_kept(low, remainder)
 
 
-def _call(function: Callable[..., None], *tensors: Tensor) -> None:
-    function(*[each.data_ptr() for each in tensors], *_shared(tensors[0].numel()))
+def takes_kept(low: Tensor, remainder: Tensor) -> bool:
+    """Returns whether these are so, for a wide one that lies in memory like them."""
+    plain = _is_plain(low, torch.bfloat16) and _is_plain(remainder, torch.int16)
+    return plain and _lie_alike(low, remainder) and is_dense(low)
 
 
-def _shared(count: int) -> tuple[int, int]:
-    """Returns how many elements are shared among how many threads."""
-    return count, torch.get_num_threads() if count >= LARGE else 1
+def _lie_alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.stride() == other.stride()
 
 
-def _are_dense_alike(first: Tensor, *others: Tensor) -> bool:
-    return is_dense(first) and all(first.stride() == each.stride() for each in others)
+def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
+    plain = tensor.dtype is dtype and type(tensor) in (Tensor, torch.nn.Parameter)
+    return plain and tensor.is_cpu and tensor.layout is torch.strided
+
+
+def kernel_for(count: int) -> Kernel | None:
+    """Returns the kernel if it is faster for so many elements; it is built for the first many."""
+    if count < LARGE and not kernel.cache_info().currsize:
+        return None
+    found = kernel()
+    return found if found and found.is_worthwhile(count) else None
+
+
+def _call(function: Callable[..., None], *columns: Tensors, last: Sequence[Any] = ()) -> None:
+    counts = [each.numel() for each in columns[0]]
+    pointers = ctypes.c_void_p * len(counts)
+    starts = [pointers(*[each.data_ptr() for each in column]) for column in columns]
+    threads = torch.get_num_threads() if sum(counts) >= LARGE else 1
+    function(*starts, (ctypes.c_int64 * len(counts))(*counts), len(counts), threads, *last)
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    sizes = [ctypes.c_int64, ctypes.c_int64]
     library.halfstep_threads.restype = ctypes.c_int64
+    pointer: Any = ctypes.c_void_p
+    sizes: list[Any] = [ctypes.c_int64, ctypes.c_int64]
     for function in (library.halfstep_split, library.halfstep_merge):
-        function.argtypes, function.restype = [*[ctypes.c_void_p] * 3, *sizes], None
+        function.argtypes, function.restype = [*[pointer] * 4, *sizes], None
     squares = library.halfstep_squares
-    squares.argtypes, squares.restype = [*[ctypes.c_void_p] * 3, *sizes, ctypes.c_int], None
+    squares.argtypes, squares.restype = [pointer, pointer, *sizes, pointer, ctypes.c_int], None
     return library

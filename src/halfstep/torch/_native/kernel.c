@@ -20,9 +20,26 @@ int64_t halfstep_threads(int64_t threads) {
     return running;
 }
 
-void halfstep_split(const word *master, half *low, half *remainder, int64_t count, int64_t threads) {
-#pragma omp parallel for schedule(static) num_threads((int)threads) if (threads > 1)
-    for (int64_t at = 0; at < count; at++) {
+typedef void work(void *, void *, void *, int64_t start, int64_t stop);
+
+/* Shares the numbers of several tensors evenly, as if one came after the other. */
+static void share(work *some, void *const *first, void *const *second, void *const *third, const int64_t *counts, int64_t tensors, int64_t threads) {
+    int64_t total = 0;
+    for (int64_t one = 0; one < tensors; one++) total += counts[one];
+#pragma omp parallel for schedule(static, 1) num_threads((int)threads) if (threads > 1)
+    for (int64_t part = 0; part < threads; part++) {
+        int64_t start = total * part / threads, stop = total * (part + 1) / threads;
+        for (int64_t one = 0; one < tensors; start -= counts[one], stop -= counts[one], one++) {
+            int64_t from = start > 0 ? start : 0, to = stop < counts[one] ? stop : counts[one];
+            if (from < to) some(first[one], second[one], third[one], from, to);
+        }
+    }
+}
+
+static void split(void *masters, void *lows, void *remainders, int64_t start, int64_t stop) {
+    const word *master = masters;
+    half *low = lows, *remainder = remainders;
+    for (int64_t at = start; at < stop; at++) {
         uint32_t bits = master[at];
         uint32_t rounded = (bits + 0x8000u) >> 16;
         /* Rounding may turn a NaN into an infinity or a zero; a quiet one stays what it is. */
@@ -32,14 +49,23 @@ void halfstep_split(const word *master, half *low, half *remainder, int64_t coun
     }
 }
 
-void halfstep_merge(const half *low, const half *remainder, word *out, int64_t count, int64_t threads) {
-#pragma omp parallel for schedule(static) num_threads((int)threads) if (threads > 1)
-    for (int64_t at = 0; at < count; at++) {
+void halfstep_split(void *const *masters, void *const *lows, void *const *remainders, const int64_t *counts, int64_t tensors, int64_t threads) {
+    share(split, masters, lows, remainders, counts, tensors, threads);
+}
+
+static void merge(void *lows, void *remainders, void *outs, int64_t start, int64_t stop) {
+    const half *low = lows, *remainder = remainders;
+    word *out = outs;
+    for (int64_t at = start; at < stop; at++) {
         uint32_t base = (uint32_t)low[at] << 16;
         uint32_t bits = base + (uint32_t)(int32_t)(int16_t)remainder[at];
         /* Only a stale remainder leads from a number to NaN. */
         out[at] = is_nan(bits) ? base : bits;
     }
+}
+
+void halfstep_merge(void *const *lows, void *const *remainders, void *const *outs, const int64_t *counts, int64_t tensors, int64_t threads) {
+    share(merge, lows, remainders, outs, counts, tensors, threads);
 }
 
 enum { LANES = 8, TOGETHER = 4 };
@@ -94,7 +120,7 @@ static void squares_from(int64_t first, const void *const *tensors, const int64_
 }
 
 /* The largest tensors come first. */
-void halfstep_squares(const void *const *tensors, const int64_t *counts, float *sums, int64_t count, int64_t threads, int wide) {
+void halfstep_squares(const void *const *tensors, const int64_t *counts, int64_t count, int64_t threads, float *sums, int wide) {
 #pragma omp parallel for schedule(dynamic) num_threads((int)threads) if (threads > 1)
     for (int64_t first = 0; first < count; first += TOGETHER)
         squares_from(first, tensors, counts, sums, count, wide);

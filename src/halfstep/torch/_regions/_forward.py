@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from halfstep.torch._autocast import Inside, Settings
-from halfstep.torch._masters._kept import copy_masters
 from halfstep.torch._once import once
 from halfstep.torch._private import (
     break_graphs,
@@ -153,7 +152,6 @@ class Forward:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Forward":
         module = memo.get(id(self._owner()), self._owner())
         original = copy.deepcopy(self.original, memo)
-        copy_masters(own_parameters(self._owner()), memo)
         return Forward(self.region._copied(module, memo), module, original)
 
     def __reduce__(self) -> tuple[Any, ...]:
