@@ -131,11 +131,12 @@ def _refuse_shape(parameter: Tensor, kept: Kept) -> None:
 
 
 def _refuse_other(parameter: Tensor, kept: Kept) -> None:
-    wanted, found = REMAINDERS[parameter.dtype], next(iter(kept))
     if names_for(parameter.dtype).isdisjoint(kept):
+        dtype, found = name_of(parameter.dtype), next(iter(kept))
         raise UsageError(
-            f"load_state_dict() needs {wanted!r} for a parameter in {name_of(parameter.dtype)}, got "
-            f"{found!r}. Prepare the model with the param_dtype that the checkpoint was saved with."
+            f"load_state_dict() needs {REMAINDERS[parameter.dtype]!r} for a parameter in {dtype}, "
+            f"got {found!r}. Prepare the model with the param_dtype that the checkpoint was saved "
+            "with."
         )
 
 
