@@ -17,7 +17,7 @@ from halfstep.torch._private import break_graphs
 from halfstep.torch._regions import _call
 from halfstep.torch._regions._call import Call
 from halfstep.torch._regions._crossing import entered, left
-from halfstep.torch._regions._slots import Substitution
+from halfstep.torch._regions._slots import Substitution, attributes, new_results, put
 from halfstep.torch._regions._tree import cast, cast_tensor, tensors_in, with_tensors
 
 Hook: TypeAlias = Callable[..., Any]
@@ -98,11 +98,23 @@ def _forward(
     _call.current().hooks |= {each.grad_fn: key for each in tensors_in(outside)}
     before = _versions(outside)
     with around.undone():
-        result = hook(module, *outside)
+        result = _putting(hook, module, outside)
     if result is None and _versions(outside) != before:
         # What it changed in place is what it wants: the result, or the arguments.
         result = outside if len(outside) == 2 and isinstance(outside[1], dict) else outside[-1]
     return None if result is None else entered(result)
+
+
+def _putting(hook: Hook, module: nn.Module, outside: tuple[Any, ...]) -> Any:
+    """Calls a hook, and lets what it has put into attributes of the module enter.
+
+    Pruning and weight norms, where they are hooks, compute a weight so.
+    """
+    before = [tensor for *_, tensor in attributes([module])]
+    result = hook(module, *outside)
+    for place in new_results(attributes([module]), before):
+        put(place, entered(place[2]))
+    return result
 
 
 def _backward(hook: Hook, dtype: torch.dtype, call: Call, module: nn.Module, *values: Any) -> Any:

@@ -116,7 +116,7 @@ class Passage:
         region._calls += 1
         if region._calls > _FIRST_CALLS and region._calls.bit_count() > 1:
             return True
-        found = strays(results, self.inside)
+        found = strays(results, self.inside, self._call)
         try:
             # Inside of another region parameters with masters are not seen as such.
             if region._masters is None:

@@ -19,12 +19,15 @@ from halfstep.torch._regions._call import Call
 Node = Any
 
 
-def strays(outputs: Iterable[Tensor], entered: Iterable[Tensor]) -> list[Tensor | Node]:
+def strays(
+    outputs: Iterable[Tensor], entered: Iterable[Tensor], call: Call | None = None
+) -> list[Tensor | Node]:
     """Returns the leaves, or nodes of older graphs, that outputs reach past the boundary.
 
     Args:
         outputs: What the region computed.
         entered: What came in through the boundary.
+        call: The call, into which hooks may have let more.
 
     Example:
         >>> import torch
@@ -38,7 +41,7 @@ def strays(outputs: Iterable[Tensor], entered: Iterable[Tensor]) -> list[Tensor 
     found: list[Tensor | Node] = [each for each in outputs if each.is_leaf and each.requires_grad]
     while waiting:
         node = waiting.pop()
-        if node in known:
+        if node in known or _is_inward(node, call):
             continue
         known.add(node)
         if hasattr(node, "variable"):
@@ -48,6 +51,10 @@ def strays(outputs: Iterable[Tensor], entered: Iterable[Tensor]) -> list[Tensor 
         else:
             waiting += [edge for edge, _ in node.next_functions if edge is not None]
     return found
+
+
+def _is_inward(node: Node, call: Call | None) -> bool:
+    return call is not None and getattr(node, "call", None) is call and not node.outward
 
 
 def taken_back(outputs: Iterable[Tensor], call: Call) -> list[Node]:
