@@ -83,8 +83,9 @@ def _clipped_by(
 
 def refuse_clipped(name: str, parameters: Iterable[Tensor]) -> None:
     """Raises an error if gradients of one of the parameters are applied within backward."""
-    asked = {id(each) for each in parameters}
-    if any(not asked.isdisjoint(map(id, each.parameters())) for each in list(released)):
+    live = list(released)
+    asked = {id(each) for each in parameters} if live else set()
+    if any(not asked.isdisjoint(map(id, each.parameters())) for each in live):
         raise UsageError(
             f"{name} needs all gradients at once, got parameters of regions with release=True, "
             "which free theirs within backward. Clip without release, or leave clipping out."
