@@ -11,8 +11,8 @@ if find_spec("keras") is None:
 
 from halfstep.keras._loss_scale_optimizer import LossScaleOptimizer as LossScaleOptimizer
 from halfstep.keras._master_optimizer import MasterOptimizer as MasterOptimizer
-from halfstep.keras._scaling._skips import SkippedStepsWarning as SkippedStepsWarning
-from halfstep.keras._scaling._skips import StepCounts as StepCounts
+from halfstep.keras._stepping._skips import SkippedStepsWarning as SkippedStepsWarning
+from halfstep.keras._stepping._skips import StepCounts as StepCounts
 
 __all__ = [
     "LossScaleOptimizer",

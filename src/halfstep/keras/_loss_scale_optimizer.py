@@ -9,18 +9,18 @@ from keras import ops
 
 from halfstep.core import LossScale
 from halfstep.keras._master_optimizer import MasterOptimizer
-from halfstep.keras._scaling import _settings
-from halfstep.keras._scaling._arguments import has_dtype, refuse_wrapped, variables_for
-from halfstep.keras._scaling._backend import backend
-from halfstep.keras._scaling._cell import ScaleCell, with_counters
-from halfstep.keras._scaling._skips import Standstill, StepCounts, culprits, refuse_floor
-from halfstep.keras._scaling._usage import Usage
+from halfstep.keras._stepping import _settings
+from halfstep.keras._stepping._arguments import has_dtype, refuse_wrapped, variables_for
+from halfstep.keras._stepping._backend import backend
+from halfstep.keras._stepping._cell import ScaleCell, with_counters
+from halfstep.keras._stepping._skips import Standstill, StepCounts, culprits, refuse_floor
+from halfstep.keras._stepping._usage import Usage
 
 _DEFAULTS = _settings.DEFAULTS
 
 
 @keras.saving.register_keras_serializable(package="halfstep")
-class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc]
+class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """Trains with a scaled loss: another optimizer gets the true gradients, or no step at all.
 
     A step whose gradients are not finite leaves the variables, the other optimizer and its

@@ -6,12 +6,12 @@ from typing import Any
 import keras
 
 from halfstep.keras._masters import Masters
-from halfstep.keras._scaling._arguments import refuse_wrapped, trainers, variables_for
-from halfstep.keras._scaling._backend import backend
+from halfstep.keras._stepping._arguments import refuse_wrapped, trainers, variables_for
+from halfstep.keras._stepping._backend import backend
 
 
 @keras.saving.register_keras_serializable(package="halfstep")
-class MasterOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
+class MasterOptimizer(keras.optimizers.Optimizer):
     """Trains variables in bfloat16 or float16 as if they were float32.
 
     Another optimizer trains a float32 master of each such variable, with its state in float32,

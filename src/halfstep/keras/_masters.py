@@ -6,8 +6,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from halfstep.keras._scaling._arguments import has_dtype, trainers
-from halfstep.keras._scaling._backend import backend
+from halfstep.keras._stepping._arguments import has_dtype, trainers
+from halfstep.keras._stepping._backend import backend
 
 # The largest number of each dtype that gets masters: a master beyond it is not rounded to inf.
 _LARGEST = {"bfloat16": float.fromhex("0x1.fep127"), "float16": 65504.0}

@@ -18,7 +18,7 @@ import keras
 
 from halfstep.errors import UsageError
 
-_MODULES = {name: f"halfstep.keras._scaling._on_{name}" for name in ("jax", "tensorflow", "torch")}
+_MODULES = {name: f"halfstep.keras._stepping._on_{name}" for name in ("jax", "tensorflow", "torch")}
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from keras import ops
 
 from halfstep.core import LossScale, ScaleState
 from halfstep.errors import NonFiniteError
-from halfstep.keras._scaling._backend import backend
+from halfstep.keras._stepping._backend import backend
 
 Culprits = tuple[tuple[str, str], ...]
 

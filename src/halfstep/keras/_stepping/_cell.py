@@ -8,8 +8,8 @@ import keras
 from keras import ops
 
 from halfstep.core import LossScale, ScaleState
-from halfstep.keras._scaling._backend import backend
-from halfstep.keras._scaling._skips import StepCounts
+from halfstep.keras._stepping._backend import backend
+from halfstep.keras._stepping._skips import StepCounts
 
 # Keras' own optimizer does not have these.
 _COUNTERS = ("overflows", "steps", "skipped", "consecutive_skips")
