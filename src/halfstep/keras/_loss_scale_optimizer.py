@@ -47,14 +47,15 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         UsageError: If both `loss_scale` and single settings are given.
 
     Example:
+        >>> import keras
         >>> optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=8.0)
         >>> weight = keras.Variable([1.0])
         >>> optimizer.build([weight])
         >>> float(optimizer.scale_loss(3.0))
         24.0
-        >>> optimizer.apply([ops.array([8.0])])
-        >>> float(weight[0])
-        0.5
+        >>> optimizer.apply([keras.ops.array([8.0])])
+        >>> weight.numpy().tolist()
+        [0.5]
         >>> optimizer.counts
         StepCounts(steps=1, skipped=0, consecutive_skips=0, scale=8.0)
     """

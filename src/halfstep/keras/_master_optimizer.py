@@ -26,12 +26,13 @@ class MasterOptimizer(keras.optimizers.Optimizer):
         UsageError: If the optimizer scales the loss: that one goes around this one.
 
     Example:
+        >>> import keras
         >>> weight = keras.Variable([256.0], dtype="bfloat16")
         >>> optimizer = MasterOptimizer(keras.optimizers.SGD(1.0))
         >>> for _ in range(4):
         ...     optimizer.apply([keras.ops.array([0.5], dtype="bfloat16")], [weight])
-        >>> float(weight[0])
-        254.0
+        >>> weight.numpy().tolist()
+        [254.0]
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, name: str | None = None) -> None:
