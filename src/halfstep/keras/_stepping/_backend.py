@@ -2,6 +2,7 @@
 
 * `divided(grads, scale)`: the gradients over the scale, at least in float32; None stays None.
 * `all_finite(grads)`: whether every number is finite, as a tensor, for all replicas together.
+* `host(value)`: the numbers of a tensor, as Python has them.
 * `known(finite)`: the same as a bool where the host may look at it now, else None.
 * `branch(finite, grads, update, cell, written)`: the step where the host does not know.
 * `wide_product(scale, factor)`: their product rounded once to float32.

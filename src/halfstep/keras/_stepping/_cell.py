@@ -11,8 +11,10 @@ from halfstep.core import LossScale, ScaleState
 from halfstep.keras._stepping._backend import backend
 from halfstep.keras._stepping._skips import StepCounts
 
-# Keras' own optimizer does not have these.
-_COUNTERS = ("overflows", "steps", "skipped", "consecutive_skips")
+# The four numbers of `counters`: overflows, steps, skipped and consecutive_skips.
+_AFTER_GROWTH, _AFTER_NONE = (0, 1, 1, 0), (1, 1, 1, 0)
+_ONE_STEP = (0, 1, 0, 0)
+_TOP = 2**31 - 1
 
 
 class ScaleCell:
@@ -29,32 +31,29 @@ class ScaleCell:
         self.step_counter = add_variable(shape=(), dtype="int", name="step_counter")
         first = keras.initializers.Constant(rule.init_scale)
         self.scale = add_variable((), initializer=first, dtype="float32", name="dynamic_scale")
-        self.overflows, self.steps, self.skipped, self.consecutive_skips = (
-            add_variable(shape=(), dtype="int", name=name) for name in _COUNTERS
-        )
+        # One variable, because each one costs time in each step.
+        self._counters = add_variable(shape=(4,), dtype="int", name="counters")
 
     def read(self) -> ScaleState:
         """Returns the state on the host."""
-        return ScaleState(_number(self.scale), _count(self.step_counter), _count(self.overflows))
+        return ScaleState(_host(self.scale), _host(self.step_counter), _host(self._counters)[0])
 
     def counts(self) -> StepCounts:
         """Returns what was counted, on the host."""
-        steps, skipped, row = map(_count, (self.steps, self.skipped, self.consecutive_skips))
-        return StepCounts(steps, skipped, row, _number(self.scale))
+        _, steps, skipped, row = _host(self._counters)
+        return StepCounts(steps, skipped, row, _host(self.scale))
 
     def step(self, *, finite: bool) -> ScaleState:
         """Counts a step whose outcome the host knows, and returns the state before it."""
-        before = self.read()
+        overflows, steps, skipped, row = _host(self._counters)
+        before = ScaleState(_host(self.scale), _host(self.step_counter), overflows)
         after = self.rule.next(before, finite=finite)
-        for variable, old, new in zip(self._state(), before, after, strict=True):
-            if old != new:
-                variable.assign(new)
-        self.steps.assign_add(1)
-        if not finite:
-            self.skipped.assign_add(1)
-            self.consecutive_skips.assign_add(1)
-        elif _count(self.consecutive_skips):
-            self.consecutive_skips.assign(0)
+        if after.scale != before.scale:
+            self.scale.assign(after.scale)
+        if after.finite_steps != before.finite_steps:
+            self.step_counter.assign(after.finite_steps)
+        row, skipped = (0, skipped) if finite else (row + 1, skipped + 1)
+        self._counters.assign([after.overflows, steps + 1, skipped, row])
         return before
 
     def grow(self) -> None:
@@ -63,34 +62,27 @@ class ScaleCell:
         due = ops.greater_equal(counter + 1, rule.growth_interval)
         grown = _product(scale, rule.growth_factor)
         fits = ops.logical_and(due, ops.less_equal(grown, rule.max_scale))
-        values = (
-            ops.where(fits, grown, scale),
-            ops.where(due, ops.zeros_like(counter), counter + 1),
-            ops.where(due, ops.zeros_like(counter), self.overflows.value),
-        )
-        self._assign(values)
-        self.consecutive_skips.assign(ops.zeros_like(counter))
+        kept = ops.where(due, self._whole(_AFTER_GROWTH), self._whole(_AFTER_NONE))
+        counters = self._counters.value * kept + self._whole(_ONE_STEP)
+        self.scale.assign(ops.where(fits, grown, scale))
+        self.step_counter.assign(ops.where(due, ops.zeros_like(counter), counter + 1))
+        self._counters.assign(counters)
 
     def back_off(self) -> None:
         """Counts a step that is not finite inside of a graph: `LossScale.next` in tensors."""
         rule, scale = self.rule, self.scale.value
-        overflows = ops.minimum(self.overflows.value + 1, rule.hysteresis)
+        tops = self._whole((rule.hysteresis, _TOP, _TOP, _TOP))
+        counters = ops.minimum(self._counters.value + 1, tops)
         lower = ops.maximum(_product(scale, rule.backoff_factor), rule.min_scale)
         # A scale that was set below the floor stays where it is.
         lower = ops.minimum(lower, scale)
-        exhausted = ops.equal(overflows, rule.hysteresis)
-        values = (ops.where(exhausted, lower, scale), ops.zeros_like(overflows), overflows)
-        self._assign(values)
-        self.skipped.assign_add(1)
-        self.consecutive_skips.assign_add(1)
+        exhausted = ops.equal(counters[0], rule.hysteresis)
+        self.scale.assign(ops.where(exhausted, lower, scale))
+        self.step_counter.assign(ops.zeros_like(self.step_counter.value))
+        self._counters.assign(counters)
 
-    def _assign(self, values: tuple[Any, ...]) -> None:
-        for variable, value in zip(self._state(), values, strict=True):
-            variable.assign(value)
-        self.steps.assign_add(1)
-
-    def _state(self) -> tuple[Any, ...]:
-        return self.scale, self.step_counter, self.overflows
+    def _whole(self, numbers: tuple[int, ...]) -> Any:
+        return ops.convert_to_tensor(numbers, dtype=self._counters.dtype)
 
 
 def _product(scale: Any, factor: float) -> Any:
@@ -100,20 +92,15 @@ def _product(scale: Any, factor: float) -> Any:
     return backend().wide_product(scale, factor)
 
 
-def _number(variable: Any) -> float:
-    return float(ops.convert_to_numpy(variable.value))
-
-
-def _count(variable: Any) -> int:
-    return int(ops.convert_to_numpy(variable.value))
+def _host(variable: Any) -> Any:
+    return backend().host(variable.value)
 
 
 def with_counters(store: Any, optimizer: Any) -> Any:
-    """Returns a file's values, with zeros for counters that Keras' own optimizer does not have."""
-    count, added = len(store.keys()), len(_COUNTERS)
-    if not optimizer.built or count + added != len(optimizer.variables):
+    """Returns a file's values, with zeros for the counters, which Keras' own optimizer lacks."""
+    count = len(store.keys())
+    if not optimizer.built or count + 1 != len(optimizer.variables):
         return store
     values = [store[str(number)] for number in range(count)]
-    own = len(optimizer._variables) - added
-    values[own:own] = [0] * added
+    values.insert(len(optimizer._variables) - 1, [0, 0, 0, 0])
     return {str(number): value for number, value in enumerate(values)}

@@ -30,6 +30,11 @@ def values(grad: Any) -> Any:
     return grad
 
 
+def host(value: Any) -> Any:
+    """Returns the numbers of a tensor on the host."""
+    return value.tolist()
+
+
 def all_finite(grads: Sequence[Any]) -> Any:
     """Returns whether every number is finite."""
     return jnp.all(jnp.array([jnp.isfinite(grad).all() for grad in grads]))

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from halfstep.errors import UsageError
@@ -31,6 +32,11 @@ def _quotient(grad: Any, scale: Any) -> Any:
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(grad.values / scale, grad.indices, grad.dense_shape)
     return grad / scale
+
+
+def host(value: Any) -> Any:
+    """Returns the numbers of a tensor on the host."""
+    return keras.ops.convert_to_numpy(value).tolist()
 
 
 def all_finite(grads: Sequence[Any]) -> Any:

@@ -30,6 +30,11 @@ def values(grad: Any) -> Any:
     return grad
 
 
+def host(value: Any) -> Any:
+    """Returns the numbers of a tensor on the host."""
+    return value.tolist()
+
+
 def all_finite(grads: Sequence[Any]) -> Any:
     """Returns whether every number is finite."""
     largest = torch._foreach_norm([g for g in grads if g.numel()], float("inf"))
