@@ -1,0 +1,26 @@
+"""Mixed precision for Keras 3, on its TensorFlow, JAX and PyTorch backends."""
+
+from importlib.util import find_spec
+
+from halfstep.errors import MissingExtraError
+
+if find_spec("keras") is None:
+    raise MissingExtraError(
+        "halfstep.keras needs Keras, and it is not installed. Run: pip install 'halfstep[keras]'"
+    )
+
+from halfstep.keras._loss_scale_optimizer import LossScaleOptimizer as LossScaleOptimizer
+from halfstep.keras._master_optimizer import MasterOptimizer as MasterOptimizer
+from halfstep.keras._stepping._skips import SkippedStepsWarning as SkippedStepsWarning
+from halfstep.keras._stepping._skips import StepCounts as StepCounts
+
+__all__ = [
+    "LossScaleOptimizer",
+    "MasterOptimizer",
+    "SkippedStepsWarning",
+    "StepCounts",
+]
+
+# Saved models, warnings and tracebacks show the public path, which outlives the private files.
+for _name in __all__:
+    globals()[_name].__module__ = __name__

@@ -1,0 +1,1 @@
+"""The parts of a step under a loss scale."""
