@@ -1,0 +1,91 @@
+"""What leaves the outermost layer leaves in the policy's output dtype."""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+from halfstep.keras._patches import Undo, replace
+from halfstep.keras._private import Layer, backend
+from halfstep.keras._wide import low_dtype, lowered, notes, widened
+
+
+class _Inside(threading.local):
+    depth = 0
+
+
+_inside = _Inside()
+
+
+def install(output_dtype: str) -> Iterator[Undo]:
+    """Makes what leaves a model have that dtype, and yields what undoes each change."""
+    hand_out = functools.partial(_handed_out, output_dtype)
+    yield replace(Layer, "__call__", _outermost(hand_out))
+    # Calls the method of the layer itself.
+    yield replace(
+        Layer, "stateless_call", _outermost(lambda found: (hand_out(found[0]), *found[1:]))
+    )
+    yield replace(backend.core, "remat", _remat)
+
+
+@contextlib.contextmanager
+def _entered() -> Iterator[None]:
+    _inside.depth += 1
+    try:
+        yield
+    finally:
+        _inside.depth -= 1
+
+
+def _outermost(finish: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Returns what lets calls from outside of any other finish what they return."""
+
+    def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with _entered():
+            result = original(*args, **kwargs)
+        return result if _inside.depth else finish(result)
+
+    return around
+
+
+def _handed_out(dtype: str, outputs: Any) -> Any:
+    return keras.tree.map_structure(functools.partial(_one_handed_out, dtype), outputs)
+
+
+def _one_handed_out(dtype: str, value: Any) -> Any:
+    if low_dtype(value) in (None, dtype):
+        return value
+    notes()(f"outputs: they leave the model in {dtype}, as a loss needs them")
+    result, mask = backend.cast(widened(value), dtype), backend.get_keras_mask(value)
+    if mask is not None:
+        backend.set_keras_mask(result, mask)
+    return result
+
+
+def _remat(original: Callable[..., Any], function: Callable[..., Any]) -> Any:
+    """Carries wide values out of what is computed again in the backward pass, which is inside."""
+
+    @functools.wraps(original)
+    def around(*args: Any, **kwargs: Any) -> Any:
+        dtypes: Any = None
+
+        @functools.wraps(function)
+        def wide(*args: Any, **kwargs: Any) -> Any:
+            nonlocal dtypes
+            with _entered():
+                outputs = function(*args, **kwargs)
+            dtypes = [low_dtype(each) for each in keras.tree.flatten(outputs)]
+            return keras.tree.map_structure(widened, outputs)
+
+        outputs = original(wide)(*args, **kwargs)
+        flat = keras.tree.flatten(outputs)
+        low = [
+            lowered(each, dtype) if dtype else each
+            for each, dtype in zip(flat, dtypes, strict=True)
+        ]
+        return keras.tree.pack_sequence_as(outputs, low)
+
+    return around if _inside.depth else original(function)
