@@ -1,5 +1,14 @@
 """Mixed precision for Keras, on its TensorFlow, JAX and PyTorch backends."""
 
+from importlib.util import find_spec
+
+from halfstep.errors import MissingExtraError
+
+if find_spec("keras") is None:
+    raise MissingExtraError(
+        "halfstep.keras needs Keras, and it is not installed. Run: pip install 'halfstep[keras]'"
+    )
+
 from halfstep.keras._explain import Explanation as Explanation
 from halfstep.keras._explain import LayerRow as LayerRow
 from halfstep.keras._explain import explain as explain

@@ -66,26 +66,37 @@ def _one_handed_out(dtype: str, value: Any) -> Any:
 
 
 def _remat(original: Callable[..., Any], function: Callable[..., Any]) -> Any:
-    """Carries wide values out of what is computed again in the backward pass, which is inside."""
+    """Runs a function again in the backward pass as it ran forward, and hands on wide values."""
+    if not _inside.depth:
+        return original(function)
 
-    @functools.wraps(original)
+    @functools.wraps(function)
     def around(*args: Any, **kwargs: Any) -> Any:
-        dtypes: Any = None
-
-        @functools.wraps(function)
-        def wide(*args: Any, **kwargs: Any) -> Any:
-            nonlocal dtypes
-            with _entered():
-                outputs = function(*args, **kwargs)
-            dtypes = [low_dtype(each) for each in keras.tree.flatten(outputs)]
-            return keras.tree.map_structure(widened, outputs)
-
-        outputs = original(wide)(*args, **kwargs)
-        flat = keras.tree.flatten(outputs)
-        low = [
-            lowered(each, dtype) if dtype else each
-            for each, dtype in zip(flat, dtypes, strict=True)
-        ]
+        run = _Again(function, getattr(backend.get_autocast_scope(), "dtype", None))
+        outputs = original(run)(*args, **kwargs)
+        flat = zip(keras.tree.flatten(outputs), run.dtypes, strict=True)
+        low = [lowered(each, dtype) if dtype else each for each, dtype in flat]
         return keras.tree.pack_sequence_as(outputs, low)
 
-    return around if _inside.depth else original(function)
+    return around
+
+
+class _Again:
+    """A function that runs inside a model, in the same dtype each time, and returns wide values.
+
+    Args:
+        function: It.
+        scope: The dtype that variables are read in.
+    """
+
+    def __init__(self, function: Callable[..., Any], scope: str | None) -> None:
+        self._function = function
+        self._scope = scope
+        # Of what it returned, before that was widened.
+        self.dtypes: list[str | None] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with _entered(), backend.AutocastScope(self._scope):
+            outputs = self._function(*args, **kwargs)
+        self.dtypes = [low_dtype(each) for each in keras.tree.flatten(outputs)]
+        return keras.tree.map_structure(widened, outputs)

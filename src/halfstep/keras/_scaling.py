@@ -39,4 +39,6 @@ def scaling(optimizer: Any, scale: LossScale) -> Any:
         return optimizer
     from halfstep.keras._loss_scale_optimizer import LossScaleOptimizer
 
-    return LossScaleOptimizer(optimizer, loss_scale=scale, name="loss_scale_optimizer")
+    # A policy that asks for no scale of its own starts at that of Keras, as by hand.
+    asked = None if scale == LossScale.dynamic() else scale
+    return LossScaleOptimizer(optimizer, loss_scale=asked, name="loss_scale_optimizer")
