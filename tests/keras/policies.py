@@ -37,7 +37,12 @@ def patched():
     modules = ("backend.nn", "backend.numpy", "backend.math", "backend.linalg", "ops.nn")
     layers = ("Layer", "Softmax", "Normalization", "Rescaling", "GlobalAveragePooling1D")
     owners = [*modules, *(f"layers.{name}" for name in layers), "trainers.trainer.Trainer"]
-    return [dict(vars(found(owner))) for owner in owners] + [found("backend.core").remat]
+    return [functions(found(owner)) for owner in owners] + [found("backend.core").remat]
+
+
+def functions(owner):
+    kinds = types.FunctionType, property
+    return {name: each for name, each in vars(owner).items() if isinstance(each, kinds)}
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +68,8 @@ def classifier(activation="softmax", units=10):
             keras.Input((16,)),
             keras.layers.Dense(32, activation="relu", name="body"),
             keras.layers.Dense(units, activation=activation, name="head"),
-        ]
+        ],
+        name="classifier",
     )
 
 

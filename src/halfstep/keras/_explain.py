@@ -11,7 +11,7 @@ from halfstep.errors import UsageError
 from halfstep.keras._kept import BY_KERAS, raw_data
 from halfstep.keras._patches import replace
 from halfstep.keras._policies import LOW
-from halfstep.keras._private import Layer, backend
+from halfstep.keras._private import Functional, Layer, backend
 from halfstep.keras._scaling import float16_layers
 from halfstep.keras._wide import watching
 
@@ -73,8 +73,8 @@ class Explanation:
 def explain(model: Any, *inputs: Any) -> Explanation:
     """Returns what each layer of a model computes in, what is kept wide, and why.
 
-    The model runs once without values, so what is told are the dtypes that occur, under the policy
-    that is in force now.
+    The model runs once, without values where the backend can, so what is told are the dtypes that
+    occur, under the policy that is in force now.
 
     Args:
         model: The model or layer.
@@ -96,7 +96,7 @@ def explain(model: Any, *inputs: Any) -> Explanation:
     seen: dict[int, _Seen] = {}
     specs = _specs(model, inputs)
     with _watched(seen):
-        backend.compute_output_spec(model, *specs, training=False)
+        backend.compute_output_spec(_with_dtypes(model), *specs)
     layers = {id(each): each for each in model._flatten_layers() if _is_told(each)}
     order = [*filter(layers.get, seen), *(key for key in layers if key not in seen)]
     rows = (_row(layers[key], seen.get(key, _Seen())) for key in order)
@@ -107,13 +107,27 @@ def _specs(model: Any, inputs: tuple[Any, ...]) -> Any:
     """Returns inputs without values."""
     if inputs:
         return keras.tree.map_structure(_spec, inputs)
-    try:
+    if isinstance(model, keras.Sequential) and model.inputs:
+        return (model.inputs[0],)
+    if isinstance(model, Functional):
         return (model.input,)
-    except (AttributeError, ValueError):
-        raise UsageError(
-            f"explain needs inputs to call {model.name!r} with, because it is no functional model,"
-            " got none. Write explain(model, inputs)."
-        ) from None
+    raise UsageError(
+        f"explain needs inputs to call {model.name!r} with, because it is neither a functional"
+        " model nor a built sequential one, got none. Write explain(model, inputs)."
+    )
+
+
+def _with_dtypes(model: Any) -> Callable[..., Any]:
+    """Returns what calls a model, but not with tensors that do not tell the truth."""
+
+    def call(*inputs: Any) -> Any:
+        # Keras reads variables in float32 there, whatever the layer computes in, and when it
+        # cannot run a model so it runs it with values.
+        if any("meta" in str(getattr(each, "device", "")) for each in keras.tree.flatten(inputs)):
+            raise NotImplementedError("halfstep: a device without values")
+        return model(*inputs, training=False)
+
+    return call
 
 
 def _spec(value: Any) -> Any:

@@ -105,6 +105,6 @@ def _installed(policy: Policy) -> tuple[Undo, ...]:
         itertools.chain(
             _kept.install(),
             _boundary.install(policy.output_dtype),
-            _scaling.install(policy.scale),
+            _scaling.install(policy),
         )
     )

@@ -20,6 +20,7 @@ _NEEDED = (
     "backend.common.tensor_attributes.set_tensor_attr",
     "layers.Layer._flatten_layers",
     "layers.Layer.stateless_call",
+    "models.Functional",
     "ops.nn._normalize",
     "regularizers.regularizers.L1L2",
     "trainers.trainer.Trainer.compile",
@@ -53,6 +54,7 @@ for _path in _NEEDED:
     found(_path)
 
 backend = found("backend")
+Functional = found("models.Functional")
 Layer = found("layers.Layer")
 Trainer = found("trainers.trainer.Trainer")
 get_tensor_attr = found("backend.common.tensor_attributes.get_tensor_attr")

@@ -6,14 +6,15 @@ from typing import Any
 
 import keras
 
-from halfstep.core import LossScale
+from halfstep.core import LossScale, Policy
 from halfstep.keras._patches import Undo, replace
 from halfstep.keras._policies import needs_scale
 from halfstep.keras._private import Trainer, untracked
 
 
-def install(scale: LossScale) -> Iterator[Undo]:
+def install(policy: Policy) -> Iterator[Undo]:
     """Lets `Model.compile` wrap the optimizer where needed, and yields what undoes it."""
+    declined = policy.compute_dtype == "float16" and policy.scale.kind == "none"
 
     @untracked
     def compile_model(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -21,8 +22,8 @@ def install(scale: LossScale) -> Iterator[Undo]:
         wanted = call.arguments.get("auto_scale_loss", True)
         call.arguments["auto_scale_loss"] = False
         result = original(*call.args, **call.kwargs)
-        if wanted and scale.kind != "none" and float16_layers(model):
-            model.optimizer = scaling(model.optimizer, scale)
+        if wanted and not declined and float16_layers(model):
+            model.optimizer = scaling(model.optimizer, policy.scale)
         return result
 
     yield replace(Trainer, "compile", compile_model)
@@ -40,5 +41,5 @@ def scaling(optimizer: Any, scale: LossScale) -> Any:
     from halfstep.keras._loss_scale_optimizer import LossScaleOptimizer
 
     # A policy that asks for no scale of its own starts at that of Keras, as by hand.
-    asked = None if scale == LossScale.dynamic() else scale
+    asked = None if scale in (LossScale.dynamic(), LossScale.none()) else scale
     return LossScaleOptimizer(optimizer, loss_scale=asked, name="loss_scale_optimizer")

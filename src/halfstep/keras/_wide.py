@@ -46,7 +46,7 @@ def widened(value: Any) -> Any:
 
     Example:
         >>> import keras
-        >>> str(widened(keras.ops.ones((2,), dtype="float16")).dtype).rpartition(".")[2]
+        >>> keras.backend.standardize_dtype(widened(keras.ops.ones(2, dtype="float16")).dtype)
         'float32'
     """
     if low_dtype(value) is None:
