@@ -73,6 +73,17 @@ def classifier(activation="softmax", units=10):
     )
 
 
+class Model(keras.Model):
+    """A layer as a model."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.supports_masking = layer, True
+
+    def call(self, inputs, **options):
+        return self.layer(inputs, **options)
+
+
 def noise(rows=256):
     draw = np.random.RandomState(0)
     return draw.randn(rows, 16).astype("float32") * 2, draw.randint(0, 10, rows)

@@ -6,6 +6,7 @@ import pytest
 from halfstep.keras import set_global_policy
 from halfstep.keras._private import backend
 from tests.keras.policies import (  # noqa: F401
+    Model,
     array,
     classifier,
     dtype_of,
@@ -53,6 +54,13 @@ def test_inside_a_model_everything_is_low():
     model(noise(4)[0])
     assert model.seen[-2:] == ["float16", "float16"]
     assert {dtype_of(each) for each in model.variables} == {"float32"}
+
+
+def test_a_layer_on_its_own_hands_out_its_compute_dtype():
+    set_global_policy("mixed_float16")
+    layer = layers.Dense(3, activation="softmax")
+    assert dtype_of(layer(noise(4)[0])) == layer.compute_dtype == "float16"
+    assert dtype_of(Model(layer)(noise(4)[0])) == "float32"
 
 
 def test_the_output_dtype_of_the_policy():
@@ -129,9 +137,9 @@ def test_raw_data_outside_of_float16():
 
 def test_a_masked_softmax_layer_at_the_end():
     set_global_policy("mixed_float16")
-    layer, inputs = layers.Softmax(), np.array([[0.0, 12.0, 3.0]], "float32")
+    model, inputs = Model(layers.Softmax()), np.array([[0.0, 12.0, 3.0]], "float32")
     mask = np.array([[True, True, False]])
-    found = array(layer(inputs, mask=mask))
+    found = array(model(inputs, mask=mask))
     assert found[0, 0] == pytest.approx(np.exp(-12), rel=1e-3)
     assert found[0, 2] == 0
 
@@ -163,8 +171,7 @@ def test_unit_normalization_of_large_values():
 def test_spectral_normalization_keeps_its_statistics():
     set_global_policy("mixed_float16")
     layer = layers.SpectralNormalization(layers.Dense(4))
-    layer(noise(4)[0], training=True)
-    assert dtype_of(layer(noise(4)[0], training=True)) == "float32"
+    assert dtype_of(layer(noise(4)[0], training=True)) == "float16"
     low = array(layer.vector_u).astype("float16").astype("float32")
     assert not (low == array(layer.vector_u)).all()
 

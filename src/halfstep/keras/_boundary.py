@@ -1,4 +1,8 @@
-"""What leaves the outermost layer leaves in the policy's output dtype."""
+"""What leaves a model leaves in the policy's output dtype.
+
+A layer that is called on its own hands out its compute dtype, as whoever composes layers by hand
+expects.
+"""
 
 import contextlib
 import functools
@@ -41,12 +45,12 @@ def _entered() -> Iterator[None]:
 
 
 def _outermost(finish: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Returns what lets calls from outside of any other finish what they return."""
+    """Returns what lets models that no other layer calls finish what they return."""
 
-    def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def around(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
         with _entered():
-            result = original(*args, **kwargs)
-        return result if _inside.depth else finish(result)
+            result = original(layer, *args, **kwargs)
+        return finish(result) if not _inside.depth and isinstance(layer, keras.Model) else result
 
     return around
 

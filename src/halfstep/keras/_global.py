@@ -6,8 +6,8 @@ undone by the next call of `set_global_policy`:
 
 * Fragile operations (the tables of `_kept`) compute in float32 and hand their result on in the
   compute dtype, at the one place that all forms of an operation share: the function of the backend.
-* What leaves the outermost layer is float32. If it is the result of a fragile operation, it is the
-  one from before rounding, so a loss meets the softmax that float32 would have given it.
+* What leaves a model that no other layer calls is float32. If it is the result of a fragile
+  operation, it is the one from before rounding, so a loss meets the softmax in full.
 * `Model.compile` scales the loss wherever a layer computes in float16.
 
 No layer, activation or policy object changes, so configurations and files are those of plain Keras,
