@@ -9,16 +9,26 @@ if find_spec("keras") is None:
         "halfstep.keras needs Keras, and it is not installed. Run: pip install 'halfstep[keras]'"
     )
 
+from halfstep.keras._explain import Explanation as Explanation
+from halfstep.keras._explain import LayerRow as LayerRow
+from halfstep.keras._explain import explain as explain
+from halfstep.keras._global import global_policy as global_policy
+from halfstep.keras._global import set_global_policy as set_global_policy
 from halfstep.keras._loss_scale_optimizer import LossScaleOptimizer as LossScaleOptimizer
 from halfstep.keras._master_optimizer import MasterOptimizer as MasterOptimizer
 from halfstep.keras._stepping._skips import SkippedStepsWarning as SkippedStepsWarning
 from halfstep.keras._stepping._skips import StepCounts as StepCounts
 
 __all__ = [
+    "Explanation",
+    "LayerRow",
     "LossScaleOptimizer",
     "MasterOptimizer",
     "SkippedStepsWarning",
     "StepCounts",
+    "explain",
+    "global_policy",
+    "set_global_policy",
 ]
 
 # Saved models, warnings and tracebacks show the public path, which outlives the private files.
