@@ -1,0 +1,22 @@
+"""Executes the blocks of the documentation's page on Keras that are for this backend."""
+
+import os
+import re
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "keras.md"
+BLOCK = re.compile(
+    r"^(?:<!-- backend: (?P<backend>\w+) -->\n)?```python\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def test_every_block_of_this_backend_runs():
+    text, names = PAGE.read_text(), {"__name__": "__page__"}
+    run = 0
+    for match in BLOCK.finditer(text):
+        if match["backend"] in (None, os.environ["KERAS_BACKEND"]):
+            code = "\n" * text.count("\n", 0, match.start("code")) + match["code"]
+            exec(compile(code, str(PAGE), "exec"), names)
+            run += 1
+    assert run == len(re.findall("^```python$", text, re.MULTILINE)) - 2
