@@ -213,3 +213,15 @@ def test_float32_is_what_it_is_without_a_policy():
     expected = array(model(inputs))
     set_global_policy("mixed_float16")
     assert (array(model(inputs)) == expected).all()
+
+
+@pytest.mark.skipif(keras.config.backend() != "jax", reason="reads a jaxpr")
+def test_products_run_low_and_the_softmax_after_them_wide():
+    import jax
+
+    set_global_policy("mixed_float16")
+    model = classifier()
+    text = str(jax.make_jaxpr(model)(noise(4)[0]))
+    assert text.count("preferred_element_type=float16") == 2
+    assert "f32[4,10] = exp" in text
+    assert "f16[4,10] = exp" not in text

@@ -30,6 +30,7 @@ def digits_accuracy(policy):
     return model.evaluate(images[1400:], labels[1400:], verbose=0)[1]
 
 
+@pytest.mark.slow
 def test_digits_reach_the_accuracy_of_float32():
     wide = digits_accuracy("float32")
     assert wide > 0.85
