@@ -19,7 +19,7 @@ install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,report,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,keras,report,dev]'
 	touch $@
 
 demo: $(INSTALLED)

@@ -1,35 +1,13 @@
-"""What the tests of policies share. The backend is that of KERAS_BACKEND, JAX without one."""
+"""What the tests of policies share."""
 
-import importlib.util
-import os
-import sys
 import types
 
+import keras
 import numpy as np
 import pytest
 
-os.environ.setdefault("KERAS_BACKEND", "jax")
-keras = pytest.importorskip("keras")
-
-from halfstep.keras import set_global_policy  # noqa: E402
-from halfstep.keras._private import found  # noqa: E402
-
-LOSS_SCALE_OPTIMIZER = "halfstep.keras._loss_scale_optimizer"
-
-
-def stand_in_for_the_optimizer():
-    """Lets Keras' own optimizer stand in while this package has none."""
-    if LOSS_SCALE_OPTIMIZER in sys.modules or importlib.util.find_spec(LOSS_SCALE_OPTIMIZER):
-        return
-
-    class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
-        def __init__(self, inner_optimizer, loss_scale=None, **options):
-            initial = {} if loss_scale is None else {"initial_scale": loss_scale.init_scale}
-            super().__init__(inner_optimizer, **initial, **options)
-
-    module = types.ModuleType(LOSS_SCALE_OPTIMIZER)
-    module.LossScaleOptimizer = LossScaleOptimizer
-    sys.modules[LOSS_SCALE_OPTIMIZER] = module
+from halfstep.keras import set_global_policy
+from halfstep.keras._private import found
 
 
 def patched():
@@ -47,7 +25,6 @@ def functions(owner):
 
 @pytest.fixture(autouse=True)
 def nothing_left():
-    stand_in_for_the_optimizer()
     before = patched()
     yield
     set_global_policy("float32")

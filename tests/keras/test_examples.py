@@ -6,7 +6,7 @@ import pytest
 
 import halfstep.keras as front_end
 
-NAMES = ["LossScaleOptimizer", "MasterOptimizer", "SkippedStepsWarning", "StepCounts"]
+NAMES = sorted(front_end.__all__)
 FINDER = doctest.DocTestFinder(exclude_empty=False)
 WITHOUT = {"SkippedStepsWarning"}
 
