@@ -1,7 +1,8 @@
 """The loss-scale optimizer of Keras, with a scale that cannot destroy a run."""
 
+import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -89,9 +90,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         limit = _settings.checked_limit(max_consecutive_skips)
         refuse_wrapped(inner_optimizer, LossScaleOptimizer, (keras.optimizers.LossScaleOptimizer,))
         super().__init__(inner_optimizer, rule.init_scale, rule.growth_interval, name, **kwargs)
-        self.rule = rule
-        self._usage = Usage()
-        self._standstill = Standstill(limit)
+        self.rule, self._usage, self._standstill = rule, Usage(), Standstill(limit)
 
     def build(self, var_list: Sequence[Any]) -> None:
         """Creates the variables of both optimizers.
@@ -161,7 +160,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             trainable_variables: Their variables, by default those of `build`.
 
         Raises:
-            UsageError: If the loss was never scaled, or gradients and variables do not match.
+            UsageError: If the loss was never scaled, or gradients do not match the variables.
             NonFiniteError: If the scale can go no lower, or `max_consecutive_skips` is reached,
                 where the host knows the outcome: not inside of a compiled function.
         """
@@ -175,15 +174,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         outcome = backend().known(finite)
         if outcome is None:
             written = [*self.variables, *self._trainable_variables]
-            backend().branch(finite, grads, self._updating(variables), self._cell, written)
+            update = functools.partial(self.inner_optimizer.apply, trainable_variables=variables)
+            backend().branch(finite, grads, update, self._cell, written)
         elif outcome:
             self.inner_optimizer.apply(grads, variables)
             self._cell.step(finite=True)
         else:
             self._skip(grads, variables)
-
-    def _updating(self, variables: list[Any]) -> Callable[[list[Any]], None]:
-        return lambda grads: self.inner_optimizer.apply(grads, variables)
 
     def _skip(self, grads: list[Any], variables: list[Any]) -> None:
         before = self._cell.step(finite=False)
