@@ -8,7 +8,7 @@ import halfstep.keras as front_end
 
 NAMES = sorted(front_end.__all__)
 FINDER = doctest.DocTestFinder(exclude_empty=False)
-WITHOUT = {"SkippedStepsWarning"}
+WITHOUT = {"SkippedStepsWarning", "UnscaledLossWarning"}
 
 
 def examples(name):

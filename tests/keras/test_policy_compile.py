@@ -2,7 +2,8 @@
 
 import pytest
 
-from halfstep.keras import LossScaleOptimizer, set_global_policy
+import halfstep.keras
+from halfstep.keras import set_global_policy
 from tests.keras.policies import (  # noqa: F401
     array,
     classifier,
@@ -61,7 +62,7 @@ def test_it_is_ours_with_the_scale_of_the_policy():
 
 def ours():
 
-    return LossScaleOptimizer
+    return halfstep.keras.LossScaleOptimizer
 
 
 def test_whoever_scales_by_hand_or_declines_is_left_alone():
@@ -95,7 +96,6 @@ def test_files_are_those_of_plain_keras(tmp_path):
     assert (array(again(inputs)) == expected).all()
     again.fit(inputs, targets, verbose=0)
     set_global_policy("mixed_float16", safe=False)
-    plain = keras.saving.load_model(tmp_path / "model.keras")
+    plain = keras.saving.load_model(tmp_path / "model.keras", compile=False)
     assert plain.layers[-1].dtype_policy.name == "mixed_float16"
-    assert type(plain.optimizer) is LossScaleOptimizer
     assert abs(array(plain(inputs)) - expected).max() < 1e-3

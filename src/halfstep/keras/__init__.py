@@ -18,6 +18,7 @@ from halfstep.keras._loss_scale_optimizer import LossScaleOptimizer as LossScale
 from halfstep.keras._master_optimizer import MasterOptimizer as MasterOptimizer
 from halfstep.keras._stepping._skips import SkippedStepsWarning as SkippedStepsWarning
 from halfstep.keras._stepping._skips import StepCounts as StepCounts
+from halfstep.keras._stepping._usage import UnscaledLossWarning as UnscaledLossWarning
 
 __all__ = [
     "Explanation",
@@ -26,6 +27,7 @@ __all__ = [
     "MasterOptimizer",
     "SkippedStepsWarning",
     "StepCounts",
+    "UnscaledLossWarning",
     "explain",
     "global_policy",
     "set_global_policy",

@@ -35,6 +35,11 @@ class LayerRow:
         variable_dtypes: What its variables and those of the layers in it are kept in.
         output_dtypes: What it hands on; empty if it did not run.
         kept_wide: What of it runs in a wider format, or is handed on in one, and why.
+
+    Example:
+        >>> row = LayerRow("model/dense", "Dense", "float16", ("float32",), ("float16",), ())
+        >>> row.compute_dtype
+        'float16'
     """
 
     path: str
@@ -54,6 +59,12 @@ class Explanation:
     Args:
         rows: The model, then the layers in it in the order in which they run.
         training: What is to say about the losses and the optimizer it was compiled with.
+
+    Example:
+        >>> row = LayerRow("dense", "Dense", "float16", ("float32",), ("float16",), ())
+        >>> print(Explanation((row,)))
+        layer  kind   compute  variables  output   kept wide
+        dense  Dense  float16  float32    float16  -
     """
 
     rows: tuple[LayerRow, ...]

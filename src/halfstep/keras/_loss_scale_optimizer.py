@@ -160,7 +160,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             trainable_variables: Their variables, by default those of `build`.
 
         Raises:
-            UsageError: If the loss was never scaled, or gradients do not match the variables.
+            UsageError: If gradients do not match the variables.
             NonFiniteError: If the scale can go no lower, or `max_consecutive_skips` is reached,
                 where the host knows the outcome: not inside of a compiled function.
         """
@@ -168,7 +168,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if not grads:
             return
         variables = variables_for(self, grads, trainable_variables)
-        self._usage.refuse_unscaled_loss(self.rule)
         grads = self._true_gradients(grads, variables)
         finite = backend().all_finite(self._as_received(grads, variables))
         outcome = backend().known(finite)
@@ -197,7 +196,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self._standstill.tell(self.counts, ())
 
     def _true_gradients(self, grads: list[Any], variables: list[Any]) -> list[Any]:
-        if self._usage.are_unscaled(grads):
+        if self._usage.are_unscaled(grads) or self._usage.was_forgotten(self.rule):
             return grads
         # The gradient of such a variable is its next value: that of a float8 scale, say.
         kept = [self._overwrite_variable_with_gradient(variable) for variable in variables]

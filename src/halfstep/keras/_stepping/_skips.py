@@ -69,7 +69,7 @@ class Standstill:
                 f"{row} optimizer steps in a row were skipped, because gradients were not finite "
                 f"at loss scale {counts.scale:g}. {_advice(names)}"
             )
-            warnings.warn(SkippedStepsWarning(text), stacklevel=_levels_to_user())
+            warnings.warn(SkippedStepsWarning(text), stacklevel=levels_to_user())
 
 
 def refuse_floor(rule: LossScale, before: ScaleState, names: Culprits) -> None:
@@ -113,7 +113,7 @@ def _advice(names: Culprits) -> str:
     )
 
 
-def _levels_to_user() -> int:
+def levels_to_user() -> int:
     """Returns the stack level of a warning that the caller wants to show in the user's code."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(("halfstep.", "keras.")):

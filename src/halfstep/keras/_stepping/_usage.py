@@ -1,11 +1,23 @@
 """What the host saw of a training loop: whether it scales the loss, and who unscales."""
 
 import threading
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from halfstep.core import LossScale
-from halfstep.errors import UsageError
+from halfstep.keras._stepping._skips import levels_to_user
+
+_FORGOTTEN = (
+    "LossScaleOptimizer takes the gradients as they are, because scale_loss was never called: to "
+    "divide them would train a fraction as fast. Small gradients are lost in float16. Write loss = "
+    "optimizer.scale_loss(loss) before the gradients are taken, or multiply the loss by "
+    "optimizer.loss_scale."
+)
+
+
+class UnscaledLossWarning(UserWarning):
+    """A training loop steps a loss-scale optimizer without ever scaling its loss."""
 
 
 class Usage:
@@ -16,6 +28,7 @@ class Usage:
 
     def __init__(self) -> None:
         self._scaled = False
+        self._told = False
         self._unscaled: dict[int, list[Any]] = {}
 
     def scaled(self) -> None:
@@ -35,13 +48,11 @@ class Usage:
         # Who asked for unscaled gradients only to look at them still applies the scaled ones.
         return not any(grad is source for grad in grads for source in sources)
 
-    def refuse_unscaled_loss(self, rule: LossScale) -> None:
-        """Raises an error if nobody ever scaled the loss whose gradients arrive."""
+    def was_forgotten(self, rule: LossScale) -> bool:
+        """Returns whether nobody ever scaled the loss, and says so once."""
         if self._scaled or rule.kind == "none":
-            return
-        raise UsageError(
-            "LossScaleOptimizer.apply needs gradients of a scaled loss, got gradients although "
-            f"scale_loss was never called: they would be divided by {rule.init_scale:g} without "
-            "having been multiplied. Write loss = optimizer.scale_loss(loss) before the gradients "
-            "are taken, or multiply the loss by optimizer.loss_scale."
-        )
+            return False
+        if not self._told:
+            self._told = True
+            warnings.warn(UnscaledLossWarning(_FORGOTTEN), stacklevel=levels_to_user())
+        return True
