@@ -19,8 +19,8 @@ class TestKerassOwn(OWN.LossScaleOptimizerTest):
     @pytest.fixture(autouse=True)
     def ours(self, monkeypatch):
         monkeypatch.setattr(OWN, "LossScaleOptimizer", LossScaleOptimizer)
-        # These tests scale gradients by themselves, which test_usage.py shows to be refused.
-        monkeypatch.setattr(Usage, "refuse_unscaled_loss", lambda usage, rule: None)
+        # These tests scale gradients by themselves, of which test_usage.py shows the warning.
+        monkeypatch.setattr(Usage, "was_forgotten", lambda usage, rule: False)
 
     def _skip_test_for_stateless(self, stateless):
         if stateless and backend.backend() == "tensorflow":
