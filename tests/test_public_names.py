@@ -31,6 +31,7 @@ NAMES = {
         "metric",
         "override_policy",
         "overriding_policy",
+        "replace",
         "subscribe",
     ],
     "halfstep.errors": [

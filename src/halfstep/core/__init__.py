@@ -8,6 +8,7 @@ from halfstep.core._formats import FORMATS as FORMATS
 from halfstep.core._formats import Format as Format
 from halfstep.core._override import override_policy as override_policy
 from halfstep.core._override import overriding_policy as overriding_policy
+from halfstep.core._patches import replace as replace
 from halfstep.core._policy import Policy as Policy
 from halfstep.core._rule import ACTIONS as ACTIONS
 from halfstep.core._rule import FAMILIES as FAMILIES
@@ -31,6 +32,7 @@ __all__ = [
     "metric",
     "override_policy",
     "overriding_policy",
+    "replace",
     "subscribe",
 ]
 

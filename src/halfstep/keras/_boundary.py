@@ -12,7 +12,8 @@ from typing import Any
 
 import keras
 
-from halfstep.keras._patches import Undo, replace
+from halfstep.core import replace
+from halfstep.keras._patches import Undo
 from halfstep.keras._private import Layer, backend
 from halfstep.keras._wide import low_dtype, lowered, notes, widened
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import keras
 
+from halfstep.core import replace
 from halfstep.errors import UsageError
 from halfstep.keras._kept import BY_KERAS, raw_data
-from halfstep.keras._patches import replace
 from halfstep.keras._policies import LOW
 from halfstep.keras._private import Functional, Layer, backend
 from halfstep.keras._scaling import float16_layers

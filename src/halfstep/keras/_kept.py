@@ -6,7 +6,8 @@ from typing import Any
 
 import keras
 
-from halfstep.keras._patches import Undo, replace, replace_property
+from halfstep.core import replace
+from halfstep.keras._patches import Undo, replace_property
 from halfstep.keras._policies import LOW
 from halfstep.keras._private import backend, found
 from halfstep.keras._wide import (

@@ -1,44 +1,9 @@
-"""Changes of Keras that last while a policy wants them, and leave no trace afterwards."""
+"""Changes of properties of Keras; for functions there is `halfstep.core.replace`."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 Undo = Callable[[], None]
-
-
-def replace(owner: Any, name: str, around: Callable[..., Any]) -> Undo:
-    """Lets every call of `owner.name(...)` become `around(original, ...)`.
-
-    Returns:
-        What undoes it. If somebody else has replaced the function since, what they call stays,
-        and does what the original does.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> owner = SimpleNamespace(double=lambda x: 2 * x)
-        >>> undo = replace(owner, "double", lambda original, x: original(x) + 1)
-        >>> owner.double(3)
-        7
-        >>> undo()
-        >>> owner.double(3)
-        6
-    """
-    original, inherited = getattr(owner, name), name not in vars(owner)
-    active = True
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs) if active else original(*args, **kwargs)
-
-    def undo() -> None:
-        nonlocal active
-        active = False
-        if vars(owner).get(name) is wrapper:
-            delattr(owner, name) if inherited else setattr(owner, name, original)
-
-    setattr(owner, name, wrapper)
-    return undo
 
 
 def replace_property(owner: type, name: str, around: Callable[[Any], Any]) -> Undo:

@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from halfstep.core import LossScale, Policy
-from halfstep.keras._patches import Undo, replace
+from halfstep.core import LossScale, Policy, replace
+from halfstep.keras._patches import Undo
 from halfstep.keras._policies import needs_scale
 from halfstep.keras._private import Trainer, untracked
 

@@ -5,17 +5,14 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from halfstep import core
 from halfstep.torch._private import never_compile
 
 Undo = Callable[[], None]
 
 
 def replace(owner: Any, name: str, around: Callable[..., Any]) -> Undo:
-    """Lets every call of `owner.name(...)` become `around(original, ...)`.
-
-    Returns:
-        What undoes it. If somebody else has replaced the function since, what they call stays,
-        and does what the original does.
+    """Does what `halfstep.core.replace` does, with functions that no compiler looks into.
 
     Example:
         >>> from types import SimpleNamespace
@@ -23,27 +20,8 @@ def replace(owner: Any, name: str, around: Callable[..., Any]) -> Undo:
         >>> undo = replace(owner, "double", lambda original, x: original(x) + 1)
         >>> owner.double(3)
         7
-        >>> undo()
-        >>> owner.double(3)
-        6
     """
-    original = getattr(owner, name)
-    active = True
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs) if active else original(*args, **kwargs)
-
-    never_compile(wrapper, callees=True)
-
-    def undo() -> None:
-        nonlocal active
-        active = False
-        if getattr(owner, name) is wrapper:
-            setattr(owner, name, original)
-
-    setattr(owner, name, wrapper)
-    return undo
+    return core.replace(owner, name, around, functools.partial(never_compile, callees=True))
 
 
 class Shared:
