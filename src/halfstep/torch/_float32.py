@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from halfstep.errors import UsageError
 from halfstep.torch._dtypes import HALF, name_of
-from halfstep.torch._masters._kept import master_of, true_value
+from halfstep.torch._masters._kept import true_value, without_masters
 
 
 def float32_state_dict(model: nn.Module) -> dict[str, Any]:
@@ -82,10 +82,9 @@ def _refuse_other(function: str, model: Any) -> None:
 
 
 def _refuse_rounding(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.dtype in HALF and master_of(parameter) is None:
-            raise UsageError(
-                f"load_float32_state_dict needs masters, got {name} in {name_of(parameter.dtype)} "
-                "without one, which would be rounded. Call prepare or keep_masters before, or "
-                "model.load_state_dict to round."
-            )
+    for name, parameter in without_masters(model):
+        raise UsageError(
+            f"load_float32_state_dict needs masters, got {name} in {name_of(parameter.dtype)} "
+            "without one, which would be rounded. Call prepare or keep_masters before, or "
+            "model.load_state_dict to round."
+        )

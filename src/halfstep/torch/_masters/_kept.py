@@ -1,10 +1,10 @@
 """Which parameter has a master, and what the value of a parameter truly is."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfstep.torch._dtypes import HALF
@@ -33,6 +33,13 @@ def keep(parameter: Tensor, master: Master | None) -> None:
         parameter.__dict__[_ATTRIBUTE] = master
     else:
         parameter.__dict__.pop(_ATTRIBUTE, None)
+
+
+def without_masters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Returns trained parameters in half precision that have no master, with their names."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.dtype in HALF and master_of(parameter) is None:
+            yield name, parameter
 
 
 def kept_or_new(parameter: Tensor) -> Master:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
 from halfstep.errors import UsageError
-from halfstep.torch._dtypes import HALF, name_of
-from halfstep.torch._masters._kept import master_of
+from halfstep.torch._dtypes import name_of
+from halfstep.torch._masters._kept import without_masters
 from halfstep.torch._regions._call import Call
 
 Node = Any
@@ -126,10 +126,9 @@ class Leaves:
 
 def refuse_half(module: nn.Module) -> None:
     """Raises an error for parameters that cannot hold small updates, or a true-valued gradient."""
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad and parameter.dtype in HALF and master_of(parameter) is None:
-            raise UsageError(
-                f"A region needs trained parameters in float32, got {name_of(parameter.dtype)} for "
-                f'{name}. Write prepare(..., masters="split"), which keeps small updates beside '
-                "the optimizer, or call model.float(): weights are cast where they are used."
-            )
+    for name, parameter in without_masters(module):
+        raise UsageError(
+            f"A region needs trained parameters in float32, got {name_of(parameter.dtype)} for "
+            f'{name}. Write prepare(..., masters="split"), which keeps small updates beside '
+            "the optimizer, or call model.float(): weights are cast where they are used."
+        )
