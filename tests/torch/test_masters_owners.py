@@ -34,6 +34,19 @@ def half(make=torch.optim.AdamW, **settings):
     return model, make(model.parameters(), lr=1e-2, **settings)
 
 
+def trained(way):
+    """Returns a model that was trained a little, its optimizer, and what trains on."""
+    if way == "prepare":
+        model, optimizer, _ = made()
+        train = losses
+    else:
+        model, optimizer = half()
+        keep_masters(optimizer)
+        train = train_half
+    train(model, optimizer, 3)
+    return model, optimizer, train
+
+
 def test_masters_have_one_owner():
     model, optimizer, region = made()
     before = exact(model)
@@ -118,14 +131,7 @@ def test_removing_leaves_an_optimizer_of_a_half_model_that_steps(way, settings, 
 
 @pytest.mark.parametrize("way", ["keep_masters", "prepare"])
 def test_an_unpickled_pair_goes_on_exactly(way):
-    if way == "prepare":
-        model, optimizer, _ = made()
-        train = losses
-    else:
-        model, optimizer = half()
-        keep_masters(optimizer)
-        train = train_half
-    train(model, optimizer, 3)
+    model, optimizer, train = trained(way)
     copied, other = pickle.loads(pickle.dumps((model, optimizer)))
     assert_same(exact(copied), exact(model))
     with pytest.raises(UsageError, match=r"keep_masters\(optimizer\), also for a copy"):
@@ -270,14 +276,7 @@ def test_the_step_of_the_class_is_refused():
 
 @pytest.mark.parametrize("way", ["keep_masters", "prepare"])
 def test_a_copied_pair_goes_on_exactly(way):
-    if way == "prepare":
-        model, optimizer, _ = made()
-        train = losses
-    else:
-        model, optimizer = half()
-        keep_masters(optimizer)
-        train = train_half
-    train(model, optimizer, 3)
+    model, optimizer, train = trained(way)
     copied, other = copy.deepcopy((model, optimizer))
     assert_same(exact(copied), exact(model))
     with pytest.raises(UsageError, match=r"keep_masters\(optimizer\), also for a copy"):

@@ -1,8 +1,6 @@
 """Which tensors the compiled kernel takes, in how many threads."""
 
 import ctypes
-import os
-import subprocess
 import sys
 from unittest import mock
 
@@ -13,6 +11,7 @@ from halfstep.torch._native import _kernel, _library
 from halfstep.torch._native._kernel import LARGE, takes
 
 # Threads.
+from tests.torch.processes import command, process
 
 
 def test_the_threads_are_those_of_pytorch(compiled, threads):
@@ -33,9 +32,7 @@ def test_only_large_tensors_use_them(count, expected, threads):
 def test_without_openmp_one_thread_does_all(cache, undecided, threads, monkeypatch, tmp_path):
     compiler = next(_library._compilers(), None) or pytest.skip("needs a C compiler")
     script = f'case "$*" in *fopenmp*) exit 1;; esac; exec {" ".join(compiler)} "$@"'
-    (tmp_path / "cc").write_text(f"#!/bin/sh\n{script}\n")
-    (tmp_path / "cc").chmod(0o700)
-    monkeypatch.setenv("CC", str(tmp_path / "cc"))
+    monkeypatch.setenv("CC", command(tmp_path / "cc", script))
     alone = undecided()
     assert not alone.is_threaded
     threads(64)
@@ -67,14 +64,7 @@ print(*sorted(loaded() - before), sep="\\n")
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_nothing_but_the_kernel_is_loaded(compiled, cache):
-    run = subprocess.run(
-        [sys.executable, "-c", ALONE],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert run.stdout.split() == [compiled.library._name]
+    assert process(ALONE) == [compiled.library._name]
 
 
 # What is taken.

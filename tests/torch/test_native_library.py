@@ -1,8 +1,5 @@
 """The compiled kernel is built once, from nothing that others can write to, or does without."""
 
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
@@ -17,6 +14,7 @@ from halfstep.torch._native import _kernel, _library
 from halfstep.torch._native._kernel import LARGE
 from halfstep.torch._scaling import _norms
 from halfstep.torch._scaling._norms import norms_on_cpu
+from tests.torch.processes import command, process
 
 
 def tensors(count):
@@ -33,24 +31,6 @@ def round_trip(count):
     out = torch.empty(count)
     merge(low, remainder, out)
     return torch.equal(out, master)
-
-
-def process(code):
-    """Returns the words that a new process prints."""
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return run.stdout.split()
-
-
-def command(path, script):
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o700)
-    return str(path)
 
 
 # Building.
