@@ -56,6 +56,18 @@ def normed(model, limit):
     return step
 
 
+def read(model, limit):
+    """The least that a norm can take: to read all gradients once."""
+    optimizer, parameters = optimizer_of(model), list(model.parameters())
+
+    def step():
+        for parameter in parameters:
+            parameter.grad.sum()
+        optimizer.step()
+
+    return step
+
+
 def amp(model, limit):
     """What PyTorch documents: unscale_, clip, step, update."""
     optimizer, scaler, loss = optimizer_of(model), torch.amp.GradScaler("cpu"), torch.ones(())
@@ -131,6 +143,7 @@ SPLIT = {
     "split masters: region.clip_grad_norm_, step": split_clipped,
 }
 WAYS = {
+    "all gradients read once, a plain step": read,
     "PyTorch's norm, a plain step": normed,
     "torch.amp: unscale_, clip, step, update": amp,
     "halfstep: scaler.step(max_norm=), update": scaler,
