@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy
 from keras import ops
 
 from halfstep.core import LossScale, ScaleState
@@ -97,10 +98,12 @@ def _host(variable: Any) -> Any:
 
 
 def with_counters(store: Any, optimizer: Any) -> Any:
-    """Returns a file's values, with zeros for the counters, which Keras' own optimizer lacks."""
+    """Returns a file's values, with zeros for what is counted, which Keras' own optimizer lacks."""
     count = len(store.keys())
-    if not optimizer.built or count + 1 != len(optimizer.variables):
+    if not optimizer.built or count + 2 != len(optimizer.variables):
         return store
     values = [store[str(number)] for number in range(count)]
-    values.insert(len(optimizer._variables) - 1, [0, 0, 0, 0])
+    own = len(optimizer._variables) - 2
+    trained = len(optimizer._trainable_variables)
+    values[own:own] = [numpy.zeros(4, "int32"), numpy.zeros((trained, 2), "int32")]
     return {str(number): value for number, value in enumerate(values)}
