@@ -6,7 +6,15 @@ import pytest
 
 import halfstep.keras as front_end
 
-NAMES = ["LossScaleOptimizer", "MasterOptimizer", "SkippedStepsWarning", "StepCounts"]
+NAMES = [
+    "LossScaleOptimizer",
+    "MasterOptimizer",
+    "Monitor",
+    "SkippedSteps",
+    "SkippedStepsWarning",
+    "StepCounts",
+    "TrainingSummary",
+]
 FINDER = doctest.DocTestFinder(exclude_empty=False)
 WITHOUT = {"SkippedStepsWarning"}
 

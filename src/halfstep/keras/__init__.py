@@ -11,14 +11,20 @@ if find_spec("keras") is None:
 
 from halfstep.keras._loss_scale_optimizer import LossScaleOptimizer as LossScaleOptimizer
 from halfstep.keras._master_optimizer import MasterOptimizer as MasterOptimizer
+from halfstep.keras._monitor import Monitor as Monitor
+from halfstep.keras._monitoring._summary import SkippedSteps as SkippedSteps
+from halfstep.keras._monitoring._summary import TrainingSummary as TrainingSummary
 from halfstep.keras._stepping._skips import SkippedStepsWarning as SkippedStepsWarning
 from halfstep.keras._stepping._skips import StepCounts as StepCounts
 
 __all__ = [
     "LossScaleOptimizer",
     "MasterOptimizer",
+    "Monitor",
+    "SkippedSteps",
     "SkippedStepsWarning",
     "StepCounts",
+    "TrainingSummary",
 ]
 
 # Saved models, warnings and tracebacks show the public path, which outlives the private files.
