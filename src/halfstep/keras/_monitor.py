@@ -179,11 +179,12 @@ def _checked(every: Any) -> int:
 
 def _move_to_front(monitor: Monitor) -> None:
     """Gives the monitor the first place, as callbacks see only what those before them logged."""
-    frame = sys._getframe(1)
-    while frame := frame.f_back:
+    frame = sys._getframe(1).f_back
+    while frame is not None:
         owner = frame.f_locals.get("self")
         if isinstance(owner, keras.callbacks.CallbackList) and monitor in owner.callbacks:
             # They are being iterated; no place behind that of the monitor changes.
             owner.callbacks.remove(monitor)
             owner.callbacks.insert(0, monitor)
             return
+        frame = frame.f_back

@@ -115,7 +115,7 @@ def _advice(names: Culprits) -> str:
     if names:
         who = f"Variables with non-finite gradients: {listed(names)}."
     else:
-        who = "They were not those of the first replica."
+        who = "Which ones is not known: they were in another replica than the first."
     return (
         f'{who} Give the layers behind them dtype="float32", use mixed_bfloat16, or lower the '
         "learning rate; if the loss itself is not finite, no loss scale helps."
