@@ -10,17 +10,11 @@ from keras import ops
 
 from halfstep.core import LossScale
 from halfstep.keras._master_optimizer import MasterOptimizer
-from halfstep.keras._stepping import _settings
+from halfstep.keras._stepping import _settings, _skips
 from halfstep.keras._stepping._arguments import received, refuse_wrapped, variables_for
 from halfstep.keras._stepping._backend import backend
 from halfstep.keras._stepping._cell import ScaleCell, with_counters
-from halfstep.keras._stepping._skips import (
-    Culprits,
-    Standstill,
-    StepCounts,
-    culprits,
-    refuse_floor,
-)
+from halfstep.keras._stepping._skips import StepCounts
 from halfstep.keras._stepping._tally import Tally, Witness
 from halfstep.keras._stepping._usage import Usage
 
@@ -97,7 +91,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         limit = _settings.checked_limit(max_consecutive_skips)
         refuse_wrapped(inner_optimizer, LossScaleOptimizer, (keras.optimizers.LossScaleOptimizer,))
         super().__init__(inner_optimizer, rule.init_scale, rule.growth_interval, name, **kwargs)
-        self.rule, self._usage, self._standstill = rule, Usage(), Standstill(limit)
+        self.rule, self._usage, self._standstill = rule, Usage(), _skips.Standstill(limit)
 
     def build(self, var_list: Sequence[Any]) -> None:
         """Creates the variables of both optimizers.
@@ -134,11 +128,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return self._cell.counts() if self.built else StepCounts(0, 0, 0, self.rule.init_scale)
 
     @property
-    def nonfinite(self) -> Culprits:
-        """Path and kind, "inf", "nan" or "inf and nan", of what made steps be skipped so far.
-
-        It names the variables whose gradients were not finite; reading it waits for the device.
-        """
+    def nonfinite(self) -> _skips.Culprits:
+        """Whose gradients were not finite so far, and whether they held inf, nan, or both."""
         return self._tally.culprits(self._tally.read()) if self.built else ()
 
     def scale_loss(self, loss: Any) -> Any:
@@ -204,9 +195,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def _skip(self, pairs: list[tuple[Any, Any]]) -> None:
         before = self._cell.step(finite=False)
         self._tally.note(pairs)
-        names = culprits(pairs)
+        names = _skips.culprits(pairs)
         self._standstill.tell(self.counts, names)
-        refuse_floor(self.rule, before, names)
+        _skips.refuse_floor(self.rule, before, names)
 
     def check_skips(self) -> None:
         """Speaks about skipped steps inside of compiled functions; waits for the device.

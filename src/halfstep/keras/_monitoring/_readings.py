@@ -1,14 +1,14 @@
 """What an optimizer counted up to now, in the middle of `fit` on any backend."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy
-from keras import ops
 
 from halfstep.keras._loss_scale_optimizer import LossScaleOptimizer
+from halfstep.keras._stepping._backend import backend
 from halfstep.keras._stepping._skips import Culprits
 
 
@@ -45,10 +45,13 @@ class Source:
         """Returns whose gradients were not finite since the last call."""
         return ()
 
-    def values(self, variables: Sequence[Any]) -> list[Any]:
-        """Returns the numbers of some variables of the optimizer, on the host."""
-        current = _value_in(self.model, self.optimizer)
-        return [numpy.asarray(ops.convert_to_numpy(current(each))) for each in variables]
+    def current(self) -> Callable[[Any], Any]:
+        """Returns a function from a variable of the optimizer to its value now."""
+        return _value_in(self.model, self.optimizer)
+
+    def host(self, variable: Any) -> Any:
+        """Returns the numbers of a variable of the optimizer on the host."""
+        return backend().host(self.current()(variable))
 
 
 class OurSource(Source):
@@ -62,9 +65,8 @@ class OurSource(Source):
         """Returns the counts of the optimizer's whole life."""
         if not self.optimizer.built:
             return Reading(0, 0, self.optimizer.counts.scale)
-        cell = self.optimizer._cell
-        steps, skipped, scale = self.values([cell.steps, cell.skipped, cell.scale])
-        return Reading(int(steps), int(skipped), float(scale))
+        counts = self.optimizer._cell.counts(self.current())
+        return Reading(counts.steps, counts.skipped, counts.scale)
 
     def culprits(self) -> Culprits:
         """Returns whose gradients were not finite since the last call, and what they held."""
@@ -73,7 +75,7 @@ class OurSource(Source):
         return named
 
     def _found(self) -> Any:
-        return self.values([self.optimizer._tally.found])[0]
+        return numpy.asarray(self.host(self.optimizer._tally.found))
 
 
 class KerasSource(Source):
@@ -88,11 +90,11 @@ class KerasSource(Source):
         if not self.optimizer.built:
             return Reading(0, 0, float(self.optimizer.initial_scale))
         taken = self._iterations() - self._start
-        (scale,) = self.values([self.optimizer.dynamic_scale])
+        scale = self.host(self.optimizer.dynamic_scale)
         return Reading(batches, max(0, batches - taken), float(scale))
 
     def _iterations(self) -> int:
-        return int(self.values([self.optimizer.iterations])[0])
+        return int(self.host(self.optimizer.iterations))
 
 
 def source_of(model: Any) -> Source:

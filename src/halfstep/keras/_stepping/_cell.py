@@ -39,10 +39,15 @@ class ScaleCell:
         """Returns the state on the host."""
         return ScaleState(_host(self.scale), _host(self.step_counter), _host(self._counters)[0])
 
-    def counts(self) -> StepCounts:
-        """Returns what was counted, on the host."""
-        _, steps, skipped, row = _host(self._counters)
-        return StepCounts(steps, skipped, row, _host(self.scale))
+    def counts(self, current: Callable[[Any], Any] = lambda variable: variable.value) -> StepCounts:
+        """Returns what was counted, on the host.
+
+        Args:
+            current: From a variable to its value, which is elsewhere in the middle of a training.
+        """
+        scale, counters = (backend().host(current(each)) for each in (self.scale, self._counters))
+        _, steps, skipped, row = counters
+        return StepCounts(steps, skipped, row, scale)
 
     def step(self, *, finite: bool) -> ScaleState:
         """Counts a step whose outcome the host knows, and returns the state before it."""

@@ -38,7 +38,7 @@ class Tally:
 
     def read(self) -> numpy.ndarray[Any, Any]:
         """Returns the counts on the host: a row for each variable."""
-        return numpy.asarray(ops.convert_to_numpy(self.found.value))
+        return numpy.asarray(backend().host(self.found.value))
 
     def culprits(self, counts: Any) -> Culprits:
         """Returns the path of each variable with a count, and what its gradients held.
