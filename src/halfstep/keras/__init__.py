@@ -16,6 +16,9 @@ from halfstep.keras._global import global_policy as global_policy
 from halfstep.keras._global import set_global_policy as set_global_policy
 from halfstep.keras._loss_scale_optimizer import LossScaleOptimizer as LossScaleOptimizer
 from halfstep.keras._master_optimizer import MasterOptimizer as MasterOptimizer
+from halfstep.keras._monitor import Monitor as Monitor
+from halfstep.keras._monitoring._summary import SkippedSteps as SkippedSteps
+from halfstep.keras._monitoring._summary import TrainingSummary as TrainingSummary
 from halfstep.keras._stepping._skips import SkippedStepsWarning as SkippedStepsWarning
 from halfstep.keras._stepping._skips import StepCounts as StepCounts
 from halfstep.keras._stepping._usage import UnscaledLossWarning as UnscaledLossWarning
@@ -25,8 +28,11 @@ __all__ = [
     "LayerRow",
     "LossScaleOptimizer",
     "MasterOptimizer",
+    "Monitor",
+    "SkippedSteps",
     "SkippedStepsWarning",
     "StepCounts",
+    "TrainingSummary",
     "UnscaledLossWarning",
     "explain",
     "global_policy",

@@ -10,11 +10,12 @@ from keras import ops
 
 from halfstep.core import LossScale
 from halfstep.keras._master_optimizer import MasterOptimizer
-from halfstep.keras._stepping import _settings
-from halfstep.keras._stepping._arguments import has_dtype, refuse_wrapped, variables_for
+from halfstep.keras._stepping import _settings, _skips
+from halfstep.keras._stepping._arguments import received, refuse_wrapped, variables_for
 from halfstep.keras._stepping._backend import backend
 from halfstep.keras._stepping._cell import ScaleCell, with_counters
-from halfstep.keras._stepping._skips import Standstill, StepCounts, culprits, refuse_floor
+from halfstep.keras._stepping._skips import StepCounts
+from halfstep.keras._stepping._tally import Tally, Witness
 from halfstep.keras._stepping._usage import Usage
 
 _DEFAULTS = _settings.DEFAULTS
@@ -90,7 +91,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         limit = _settings.checked_limit(max_consecutive_skips)
         refuse_wrapped(inner_optimizer, LossScaleOptimizer, (keras.optimizers.LossScaleOptimizer,))
         super().__init__(inner_optimizer, rule.init_scale, rule.growth_interval, name, **kwargs)
-        self.rule, self._usage, self._standstill = rule, Usage(), Standstill(limit)
+        self.rule, self._usage, self._standstill = rule, Usage(), _skips.Standstill(limit)
 
     def build(self, var_list: Sequence[Any]) -> None:
         """Creates the variables of both optimizers.
@@ -99,6 +100,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             var_list: The variables to train.
         """
         self._cell = ScaleCell(self.rule, self.add_variable)
+        self._tally = Tally(self, var_list)
         self.inner_optimizer.build(var_list)
         # Not Keras' own loss-scale optimizer, which would add its variables.
         super(keras.optimizers.LossScaleOptimizer, self).build(var_list)
@@ -124,6 +126,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def counts(self) -> StepCounts:
         """How many steps were taken and skipped; reading it waits for the device."""
         return self._cell.counts() if self.built else StepCounts(0, 0, 0, self.rule.init_scale)
+
+    @property
+    def nonfinite(self) -> _skips.Culprits:
+        """Whose gradients were not finite so far, and whether they held inf, nan, or both."""
+        return self._tally.culprits(self._tally.read()) if self.built else ()
 
     def scale_loss(self, loss: Any) -> Any:
         """Returns the loss times the scale, at least in float32.
@@ -169,23 +176,27 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             return
         variables = variables_for(self, grads, trainable_variables)
         grads = self._true_gradients(grads, variables)
-        finite = backend().all_finite(self._as_received(grads, variables))
+        rounded = not isinstance(self.inner_optimizer, MasterOptimizer)
+        pairs = received(grads, variables, rounded=rounded)
+        finite = backend().all_finite([grad for grad, _ in pairs])
         outcome = backend().known(finite)
         if outcome is None:
             written = [*self.variables, *self._trainable_variables]
             update = functools.partial(self.inner_optimizer.apply, trainable_variables=variables)
-            backend().branch(finite, grads, update, self._cell, written)
+            cell = Witness(self._cell, lambda: self._tally.note(pairs))
+            backend().branch(finite, grads, update, cell, written)
         elif outcome:
             self.inner_optimizer.apply(grads, variables)
             self._cell.step(finite=True)
         else:
-            self._skip(grads, variables)
+            self._skip(pairs)
 
-    def _skip(self, grads: list[Any], variables: list[Any]) -> None:
+    def _skip(self, pairs: list[tuple[Any, Any]]) -> None:
         before = self._cell.step(finite=False)
-        names = culprits(grads, variables)
+        self._tally.note(pairs)
+        names = _skips.culprits(pairs)
         self._standstill.tell(self.counts, names)
-        refuse_floor(self.rule, before, names)
+        _skips.refuse_floor(self.rule, before, names)
 
     def check_skips(self) -> None:
         """Speaks about skipped steps inside of compiled functions; waits for the device.
@@ -193,7 +204,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         Raises:
             NonFiniteError: If `max_consecutive_skips` is reached.
         """
-        self._standstill.tell(self.counts, ())
+        self._standstill.tell(self.counts, self.nonfinite)
 
     def _true_gradients(self, grads: list[Any], variables: list[Any]) -> list[Any]:
         if self._usage.are_unscaled(grads) or self._usage.was_forgotten(self.rule):
@@ -203,13 +214,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         free = [None if keep else grad for keep, grad in zip(kept, grads, strict=True)]
         quotients = backend().divided(free, self._scale())
         return [g if k else q for k, g, q in zip(kept, grads, quotients, strict=True)]
-
-    def _as_received(self, grads: list[Any], variables: list[Any]) -> list[Any]:
-        """Returns the gradients there are, in the dtype in which the inner optimizer sees them."""
-        pairs = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
-        if isinstance(self.inner_optimizer, MasterOptimizer):
-            return [grad for grad, _ in pairs]
-        return [ops.cast(g, "float16") if has_dtype(v, "float16") else g for g, v in pairs]
 
     def _scale(self) -> Any:
         return self._cell.scale.value if self.built else self.rule.init_scale

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy
 from keras import ops
 
 from halfstep.core import LossScale, ScaleState
@@ -38,10 +39,15 @@ class ScaleCell:
         """Returns the state on the host."""
         return ScaleState(_host(self.scale), _host(self.step_counter), _host(self._counters)[0])
 
-    def counts(self) -> StepCounts:
-        """Returns what was counted, on the host."""
-        _, steps, skipped, row = _host(self._counters)
-        return StepCounts(steps, skipped, row, _host(self.scale))
+    def counts(self, current: Callable[[Any], Any] = lambda variable: variable.value) -> StepCounts:
+        """Returns what was counted, on the host.
+
+        Args:
+            current: From a variable to its value, which is elsewhere in the middle of a training.
+        """
+        scale, counters = (backend().host(current(each)) for each in (self.scale, self._counters))
+        _, steps, skipped, row = counters
+        return StepCounts(steps, skipped, row, scale)
 
     def step(self, *, finite: bool) -> ScaleState:
         """Counts a step whose outcome the host knows, and returns the state before it."""
@@ -97,10 +103,12 @@ def _host(variable: Any) -> Any:
 
 
 def with_counters(store: Any, optimizer: Any) -> Any:
-    """Returns a file's values, with zeros for the counters, which Keras' own optimizer lacks."""
+    """Returns a file's values, with zeros for what is counted, which Keras' own optimizer lacks."""
     count = len(store.keys())
-    if not optimizer.built or count + 1 != len(optimizer.variables):
+    if not optimizer.built or count + 2 != len(optimizer.variables):
         return store
     values = [store[str(number)] for number in range(count)]
-    values.insert(len(optimizer._variables) - 1, [0, 0, 0, 0])
+    own = len(optimizer._variables) - 2
+    trained = len(optimizer._trainable_variables)
+    values[own:own] = [numpy.zeros(4, "int32"), numpy.zeros((trained, 2), "int32")]
     return {str(number): value for number, value in enumerate(values)}

@@ -82,14 +82,14 @@ def refuse_floor(rule: LossScale, before: ScaleState, names: Culprits) -> None:
         )
 
 
-def culprits(grads: Sequence[Any], variables: Sequence[Any]) -> Culprits:
+def culprits(received: Sequence[tuple[Any, Any]]) -> Culprits:
     """Returns the path of each variable whose gradient is not finite, and what it holds."""
-    pairs = zip(grads, variables, strict=True)
-    kinds = [(_path(variable), _kind(grad)) for grad, variable in pairs if grad is not None]
+    kinds = [(path_of(variable), _kind(grad)) for grad, variable in received]
     return tuple((path, kind) for path, kind in kinds if kind)
 
 
-def _path(variable: Any) -> str:
+def path_of(variable: Any) -> str:
+    """Returns the path of a variable, which begins with that of its layer."""
     # A tf.Variable of a custom loop has a name only.
     return str(getattr(variable, "path", variable.name))
 
@@ -100,13 +100,22 @@ def _kind(grad: Any) -> str:
     return " and ".join(kind for kind, found in held.items() if found)
 
 
+def listed(names: Culprits) -> str:
+    """Returns the first few paths and kinds in words.
+
+    Example:
+        >>> listed((("dense/kernel", "inf"),))
+        'dense/kernel (inf)'
+    """
+    shown = ", ".join(f"{path} ({kind})" for path, kind in names[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
+
+
 def _advice(names: Culprits) -> str:
     if names:
-        shown = ", ".join(f"{path} ({kind})" for path, kind in names[:_SHOWN])
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        who = f"Variables with non-finite gradients: {shown}{more}."
+        who = f"Variables with non-finite gradients: {listed(names)}."
     else:
-        who = "Compile with run_eagerly=True to learn the names of the variables."
+        who = "Which ones is not known: they were in another replica than the first."
     return (
         f'{who} Give the layers behind them dtype="float32", use mixed_bfloat16, or lower the '
         "learning rate; if the loss itself is not finite, no loss scale helps."
