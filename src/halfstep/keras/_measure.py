@@ -8,6 +8,7 @@ import keras
 
 from halfstep.keras._global import set_global_policy
 from halfstep.keras._held import hold_policy
+from halfstep.keras._loops import watch_loops
 from halfstep.keras._patches import Undo
 from halfstep.keras._watch import Models, watch
 
@@ -31,7 +32,13 @@ class Probe:
 
     def watch(self) -> Undo:
         """Makes scripts that do not use halfstep visible, and returns what ends it."""
-        return watch(self._models)
+        ends = watch(self._models), watch_loops()
+
+        def end() -> None:
+            for each in ends:
+                each()
+
+        return end
 
     def set_policy(self, policy: str) -> None:
         """Makes every model that is built from now on train under a policy."""

@@ -66,12 +66,15 @@ def sums(model: Any, values: Values) -> list[Sum]:
     return [Sum(number(values(each.total)), number(values(each.count))) for each in losses]
 
 
-def reading(optimizer: Any, values: Values = by_variable) -> Reading:
+def reading(
+    optimizer: Any, values: Values = by_variable, read: Callable[[Any], Any] = number
+) -> Reading:
     """Returns what an optimizer has come to.
 
     Args:
         optimizer: The one that a model was compiled with, or that a loop calls.
         values: Where the values are.
+        read: Makes a number of each.
 
     Example:
         >>> reading(keras.optimizers.SGD())
@@ -79,7 +82,7 @@ def reading(optimizer: Any, values: Values = by_variable) -> Reading:
     """
     names, variables = ("applied", "asked", "scale"), variables_of(optimizer)
     found = zip(names, variables, strict=True)
-    return Reading(**{name: number(values(each)) for name, each in found if each is not None})
+    return Reading(**{name: read(values(each)) for name, each in found if each is not None})
 
 
 def variables_of(optimizer: Any) -> tuple[Any, Any, Any]:
