@@ -32,10 +32,10 @@ def build_model():
         [
             keras.Input((8, 8, 1)),
             layers.Conv2D(32, 3, padding="same"),
-            layers.BatchNormalization(),
+            layers.BatchNormalization(momentum=0.9),
             layers.ReLU(),
             layers.Conv2D(64, 3, padding="same"),
-            layers.BatchNormalization(),
+            layers.BatchNormalization(momentum=0.9),
             layers.ReLU(),
             layers.MaxPooling2D(),
             layers.Flatten(),

@@ -84,7 +84,7 @@ def _install() -> Iterator[Undo]:
     yield from loop.install()
 
 
-def _owners(owner: type, name: str) -> Iterator[type]:
+def _owners(owner: Any, name: str) -> Iterator[Any]:
     """Yields a class, and those below it that do it in their own way."""
     yield owner
     for each in owner.__subclasses__():
@@ -137,4 +137,8 @@ def _scale_loss(loop: Loop, original: Callable[..., Any], optimizer: Any, loss: 
     return original(optimizer, loss)
 
 
-_AROUND = {"apply": _apply, "stateless_apply": _stateless_apply, "scale_loss": _scale_loss}
+_AROUND: dict[str, Callable[..., Any]] = {
+    "apply": _apply,
+    "stateless_apply": _stateless_apply,
+    "scale_loss": _scale_loss,
+}

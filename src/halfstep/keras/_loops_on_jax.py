@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from dataclasses import astuple
 from typing import Any
 
-import jax
 import keras
 
 from halfstep.core import emit
 from halfstep.keras import _loops
 from halfstep.keras._patches import Undo
+from halfstep.keras._private import jax
 from halfstep.keras._readings import Reading, number
 from halfstep.keras._watch import tell_steps
 

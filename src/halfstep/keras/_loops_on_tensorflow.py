@@ -6,15 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace as changed
 from typing import Any
 
-import tensorflow as tf
-
 from halfstep.core import emit
 from halfstep.keras import _loops
 from halfstep.keras._patches import Undo, replace
+from halfstep.keras._private import tensorflow as tf
 from halfstep.keras._readings import Reading, reading
 from halfstep.keras._watch import inside, tell_steps
-
-_FUNCTION = type(tf.function(lambda: None))
 
 
 class _Local(threading.local):
@@ -32,7 +29,7 @@ class Loop(_loops.Loop):
     def install(self) -> Iterator[Undo]:
         """Looks where a tape takes gradients, and where compiled functions are called."""
         yield replace(tf.GradientTape, "gradient", self._gradient)
-        yield replace(_FUNCTION, "__call__", self._call)
+        yield replace(type(tf.function(lambda: None)), "__call__", self._call)
 
     def read(self, value: Any) -> Any:
         """Returns a value, 0 inside of a function that is traced."""
@@ -71,9 +68,7 @@ class Loop(_loops.Loop):
                 self._kept = tf.Variable([0.0, 0.0], trainable=False)
         return self._kept
 
-    def _call(
-        self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _call(self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
         if inside.step or tf.inside_function():
             return original(function, *args, **kwargs)
         before = {id(each): reading(each) for each in self._optimizers}

@@ -10,6 +10,7 @@ from halfstep.keras._global import set_global_policy
 from halfstep.keras._held import hold_policy
 from halfstep.keras._loops import watch_loops
 from halfstep.keras._patches import Undo
+from halfstep.keras._private import jax, tensorflow
 from halfstep.keras._watch import Models, watch
 
 
@@ -70,38 +71,28 @@ class Probe:
 
 
 def _jax_peak() -> int:
-    import jax
-
     stats: list[dict[str, Any]] = [each.memory_stats() or {} for each in jax.local_devices()]
     return sum(each.get("peak_bytes_in_use", 0) for each in stats)
 
 
 def _jax_device() -> str:
-    import jax
-
     first = jax.local_devices()[0]
     return "" if first.platform == "cpu" else str(first.device_kind)
 
 
 def _tensorflow_gpus() -> list[Any]:
-    import tensorflow as tf
-
-    gpus: list[Any] = tf.config.list_logical_devices("GPU")
+    gpus: list[Any] = tensorflow.config.list_logical_devices("GPU")
     return gpus
 
 
 def _tensorflow_peak() -> int:
-    import tensorflow as tf
-
     names = [each.name.removeprefix("/device:") for each in _tensorflow_gpus()]
-    return sum(tf.config.experimental.get_memory_info(name)["peak"] for name in names)
+    return sum(tensorflow.config.experimental.get_memory_info(name)["peak"] for name in names)
 
 
 def _tensorflow_device() -> str:
-    import tensorflow as tf
-
-    gpus = tf.config.list_physical_devices("GPU")
-    details = [tf.config.experimental.get_device_details(each) for each in gpus[:1]]
+    gpus = tensorflow.config.list_physical_devices("GPU")
+    details = [tensorflow.config.experimental.get_device_details(each) for each in gpus[:1]]
     return "".join(str(each.get("device_name", "GPU")) for each in details)
 
 

@@ -13,8 +13,8 @@ Values = Callable[[Any], Any]
 class Sum(NamedTuple):
     """What a metric has added up, and over how much."""
 
-    total: float = 0.0
-    count: float = 0.0
+    total: float
+    weight: float
 
 
 @dataclass(frozen=True)

@@ -138,8 +138,8 @@ def _state(values: tuple[Any, Any]) -> Any:
 
 
 def _tell(model: Any, before: tuple[list[Sum], Reading], after: tuple[list[Sum], Reading]) -> None:
-    losses = [each for each in starmap(_loss, zip(before[0], after[0], strict=False))]
-    known = next((each for each in losses if each is not None), None)
+    pairs = zip(before[0], after[0], strict=False)
+    known = next((each for each in starmap(_loss, pairs) if each is not None), None)
     if known is not None:
         emit("loss", value=known, source="keras")
     tell_steps(model.optimizer, before[1], after[1], executions=model.steps_per_execution)
@@ -150,7 +150,7 @@ def _loss(before: Sum, after: Sum) -> float | None:
 
     Keras keeps nothing but sums: one that is not finite hides all that is added to it.
     """
-    added = after.count - before.count
+    added = after.weight - before.weight
     if added <= 0 or not math.isfinite(before.total):
         return None
     return (after.total - before.total) / added

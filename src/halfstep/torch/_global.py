@@ -139,7 +139,7 @@ def _is_fit(module: nn.Module) -> bool:
 
 
 @functools.cache
-def _is_of_keras(kind: type) -> bool:
+def _is_of_keras(kind: Any) -> bool:
     """Returns whether a class of modules is one of Keras' layers, which follow its own policy."""
     return any(each.__module__.startswith("keras.") for each in kind.__mro__)
 
