@@ -59,7 +59,7 @@ class Models:
         if model in self._seen:
             return
         self._seen.add(model)
-        low = any(each.compute_dtype in LOW for each in model._flatten_layers())
+        low = any(each.compute_dtype in LOW for each in model._flatten_layers() if _works(each))
         self.lowered = low or bool(self.lowered)
         if low:
             emit("region", policy=str(_policy_of(model)))
@@ -172,6 +172,14 @@ def tell_steps(optimizer: Any, before: Reading, after: Reading, executions: int 
     for record in [Step(True, NONFINITE)] * skipped + [Step()] * applied:
         emit("step", record=record)
     emit("update", scale=after.scale, scaler=id(optimizer))
+
+
+def _works(layer: Any) -> bool:
+    """Returns whether a layer does more than hand inputs on to the layers in it."""
+    inner = any(True for _ in layer._flatten_layers(include_self=False))
+    return not isinstance(layer, keras.layers.InputLayer) and (
+        layer._trainable_variables or not inner
+    )
 
 
 def _policy_of(model: Any) -> Policy:

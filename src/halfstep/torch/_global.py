@@ -57,7 +57,8 @@ class _Everywhere:
         """Makes a module that is called from outside of any region a region."""
         if _state.entered() or isinstance(module, torch.jit.ScriptModule):
             return
-        if _is_of_keras(type(module)):
+        kind: Any = type(module)
+        if _is_of_keras(kind):
             return
         module = uncompiled(module)
         if forward_of(module) or module in self._left_alone or not _is_fit(module):
