@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import keras
 
+_STEPS = 1  # the place of the steps among the counters of a loss-scale optimizer
+
 # Returns the present value of a variable, wherever the backend keeps it.
 Values = Callable[[Any], Any]
 
@@ -80,18 +82,14 @@ def reading(
         >>> reading(keras.optimizers.SGD())
         Reading(applied=0.0, asked=None, scale=1.0)
     """
-    names, variables = ("applied", "asked", "scale"), variables_of(optimizer)
-    found = zip(names, variables, strict=True)
-    return Reading(**{name: read(values(each)) for name, each in found if each is not None})
-
-
-def variables_of(optimizer: Any) -> tuple[Any, Any, Any]:
-    """Returns what the fields of a reading are read from, None where there is no such variable.
-
-    Not through the properties of a loss-scale optimizer, which notes who asks for its scale.
-    """
     cell, inner = getattr(optimizer, "_cell", None), optimizer
-    scale = vars(optimizer).get("dynamic_scale") if cell is None else cell.scale
     for name in ("inner_optimizer", "optimizer"):
         inner = getattr(inner, name, inner)
-    return inner._iterations, getattr(cell, "steps", None), scale
+    # Not its properties: a loss-scale optimizer notes who asks for its scale.
+    scale = vars(optimizer).get("dynamic_scale") if cell is None else cell.scale
+    found: dict[str, Any] = {"applied": values(inner._iterations)}
+    if scale is not None:
+        found["scale"] = values(scale)
+    if cell is not None:
+        found["asked"] = values(cell._counters)[_STEPS]
+    return Reading(**{name: read(value) for name, value in found.items()})
