@@ -31,6 +31,7 @@ NAMES = {
         "metric",
         "override_policy",
         "overriding_policy",
+        "quiet",
         "subscribe",
     ],
     "halfstep.errors": [
@@ -64,6 +65,7 @@ NAMES = {
         "Layout",
         "MemoryWatcher",
         "MetricValue",
+        "NO_REGION",
         "RunResult",
         "Script",
         "Skip",
