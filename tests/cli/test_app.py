@@ -85,13 +85,19 @@ def test_wrong_usage(arguments, text, capsys):
     assert text in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["run", "memory"])
-def test_what_needs_torch(command, monkeypatch, capsys):
+NEEDS = {
+    "memory": "needs PyTorch, got an environment without it. "
+    "Install it: python -m pip install 'halfstep[torch]'.",
+    "run": "needs PyTorch or Keras, got an environment without them. "
+    "Install one: python -m pip install 'halfstep[torch]', or 'halfstep[keras]'.",
+}
+
+
+@pytest.mark.parametrize("command", NEEDS)
+def test_what_needs_a_framework(command, monkeypatch, capsys):
     monkeypatch.setattr(f"halfstep.cli._{command}.find_spec", lambda name: None)
     assert main([command, __file__]) == 2
-    err = capsys.readouterr().err
-    assert f"halfstep: {command} needs PyTorch, got an environment without it." in err
-    assert "Install it: python -m pip install 'halfstep[torch]'." in err
+    assert f"halfstep: {command} {NEEDS[command]}" in capsys.readouterr().err
 
 
 def test_as_a_module():

@@ -156,7 +156,7 @@ def test_verbose_shows_what_the_script_prints(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "PyTorch was not imported"),
+        ("", "neither PyTorch nor Keras was imported"),
         (
             "from halfstep import core; core.emit('loss', value=1.0)",
             "losses were scaled, but neither backward() nor an optimizer step followed",

@@ -125,7 +125,7 @@ def test_a_run_of_one_step_and_losses_that_are_not_finite():
     [
         ({"optimizer_steps": 2, "losses": (1.0,)}, "scaler.update() never was"),
         ({"losses": (1.0,)}, "losses were scaled, but neither backward() nor"),
-        ({}, "PyTorch was not imported"),
+        ({}, "neither PyTorch nor Keras was imported"),
         ({"versions": VERSIONS}, "neither a call of backward() nor an optimizer step was seen"),
     ],
 )

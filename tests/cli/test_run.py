@@ -303,7 +303,10 @@ def test_nothing_trained(tmp_path, torch, text):
 def test_without_the_import_of_a_framework(tmp_path, monkeypatch):
     hide_frameworks(monkeypatch, tmp_path / "hidden")
     done = run(tmp_path, "print('x')", "--json", "-")
-    assert done.stderr == "halfstep: nothing was trained in train.py: PyTorch was not imported.\n"
+    assert (
+        done.stderr
+        == "halfstep: nothing was trained in train.py: neither PyTorch nor Keras was imported.\n"
+    )
     assert done.stdout.startswith("x\n{")
     done = run(tmp_path, "1 / 0", "--policy", "float32")
     assert done.returncode == 1

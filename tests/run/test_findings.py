@@ -55,8 +55,8 @@ def test_a_script_that_trains_nothing():
     footprint = found.footprint("train.py", RUN)
     assert footprint.layouts == ()
     assert footprint.error == (
-        "no optimizer took a step: PyTorch was not imported. Name a script that trains, or what "
-        "builds the model: halfstep memory FILE.py:CALLABLE"
+        "no optimizer took a step: neither PyTorch nor Keras was imported. Name a script that "
+        "trains, or what builds the model: halfstep memory FILE.py:CALLABLE"
     )
 
 

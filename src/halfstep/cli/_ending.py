@@ -9,6 +9,7 @@ from rich.text import Text
 from halfstep.report import bytes_text, number, sparkline
 from halfstep.run import (
     LIKELY_REASONS,
+    NO_REGION,
     RunResult,
     policy_text,
     why_ineffective,
@@ -43,7 +44,7 @@ def show_ending(console: Console, script: str, run: RunResult, *, chosen: bool) 
     if run.ineffective:
         why = f"halfstep: {run.policy} did not take effect, because {why_ineffective(run)}."
         console.print(Text(why, style="bold red"), soft_wrap=True)
-        if not run.regions:
+        if NO_REGION in why:
             console.print(Text(LIKELY_REASONS), soft_wrap=True)
 
 

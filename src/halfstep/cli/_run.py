@@ -50,7 +50,7 @@ def run(
         typer.Option(metavar="FILE", help="Write all that was measured to a file."),
     ] = None,
 ) -> Callable[[], Callable[[], None]]:
-    """Run an unmodified PyTorch training script in mixed precision.
+    """Run an unmodified PyTorch or Keras training script in mixed precision.
 
     It runs as under plain python, with the same arguments, streams and exit code; a summary goes to
     standard error when it has ended.
@@ -61,16 +61,16 @@ def run(
         runnable_policy(policy, "run")
     if json:
         check_writable(json)
-    _check_torch()
+    _check_framework()
     # Not run here: the parser would catch what the script raises.
     return lambda: load_here(asked, (policy or "").strip(), _Ending(asked, policy, json))
 
 
-def _check_torch() -> None:
-    if find_spec("torch") is None:
+def _check_framework() -> None:
+    if not any(map(find_spec, ("torch", "keras"))):
         raise MissingExtraError(
-            "run needs PyTorch, got an environment without it. "
-            "Install it: python -m pip install 'halfstep[torch]'."
+            "run needs PyTorch or Keras, got an environment without them. "
+            "Install one: python -m pip install 'halfstep[torch]', or 'halfstep[keras]'."
         )
 
 

@@ -3,6 +3,7 @@
 from halfstep.core._events import emit as emit
 from halfstep.core._events import listening as listening
 from halfstep.core._events import metric as metric
+from halfstep.core._events import quiet as quiet
 from halfstep.core._events import subscribe as subscribe
 from halfstep.core._formats import FORMATS as FORMATS
 from halfstep.core._formats import Format as Format
@@ -32,6 +33,7 @@ __all__ = [
     "metric",
     "override_policy",
     "overriding_policy",
+    "quiet",
     "replace",
     "subscribe",
 ]

@@ -1,7 +1,8 @@
 """What a run tells whoever listens: losses, steps, scale changes and metrics."""
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from halfstep.errors import UsageError
@@ -71,8 +72,37 @@ def emit(event: str, /, **values: Any) -> None:
     Example:
         >>> emit("loss", value=0.5)
     """
-    for callback in _callbacks:
-        callback(event, values)
+    if event not in _quiet.events:
+        for callback in _callbacks:
+            callback(event, values)
+
+
+class _Quiet(threading.local):
+    events: tuple[str, ...] = ()
+
+
+_quiet = _Quiet()
+
+
+@contextlib.contextmanager
+def quiet(*events: str) -> Iterator[None]:
+    """Hands on no such events of this thread until the block ends: somebody else tells of them.
+
+    Args:
+        events: Their names.
+
+    Example:
+        >>> unsubscribe = subscribe(lambda event, values: print(event))
+        >>> with quiet("loss"):
+        ...     emit("loss", value=0.5)
+        >>> unsubscribe()
+    """
+    before = _quiet.events
+    _quiet.events = (*before, *events)
+    try:
+        yield
+    finally:
+        _quiet.events = before
 
 
 def metric(name: str, value: float) -> None:

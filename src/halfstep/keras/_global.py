@@ -26,7 +26,7 @@ from typing import Any
 
 import keras
 
-from halfstep.core import Policy
+from halfstep.core import Policy, overriding_policy
 from halfstep.keras import _boundary, _kept, _scaling
 from halfstep.keras._patches import Undo
 from halfstep.keras._policies import Chosen, is_low, read
@@ -71,7 +71,7 @@ def set_global_policy(policy: Any, *, safe: bool = True) -> None:
         >>> set_global_policy("float32")
     """
     global _in_force
-    chosen = read(policy)
+    chosen = read(overriding_policy() or policy)
     with _lock:
         for undo in reversed(_in_force.undo if _in_force else ()):
             undo()

@@ -16,6 +16,7 @@ _NEEDED = (
     "backend.get_keras_mask",
     "backend.is_float_dtype",
     "backend.set_keras_mask",
+    "backend.common.global_state.get_global_attribute",
     "backend.common.tensor_attributes.get_tensor_attr",
     "backend.common.tensor_attributes.set_tensor_attr",
     "layers.Layer._flatten_layers",
@@ -24,6 +25,8 @@ _NEEDED = (
     "ops.nn._normalize",
     "regularizers.regularizers.L1L2",
     "trainers.trainer.Trainer.compile",
+    "utils.module_utils.jax",
+    "utils.module_utils.tensorflow",
     "utils.tracking.no_automatic_dependency_tracking",
 )
 
@@ -59,4 +62,7 @@ Layer = found("layers.Layer")
 Trainer = found("trainers.trainer.Trainer")
 get_tensor_attr = found("backend.common.tensor_attributes.get_tensor_attr")
 set_tensor_attr = found("backend.common.tensor_attributes.set_tensor_attr")
+# Loaded where they are used: one of them may not be installed.
+jax = found("utils.module_utils.jax")
+tensorflow = found("utils.module_utils.tensorflow")
 untracked = found("utils.tracking.no_automatic_dependency_tracking")

@@ -70,6 +70,34 @@ class Probe(Protocol):
         """Returns the framework's name and version."""
 
 
+class KerasProbe(Protocol):
+    """The side of Keras in measuring; its backend's own side may be another probe."""
+
+    def seed(self, seed: int) -> None:
+        """Seeds the generators of Keras and its backend."""
+
+    def watch(self) -> Callable[[], None]:
+        """Makes scripts that do not use halfstep visible, and returns what ends it."""
+
+    def set_policy(self, policy: str) -> None:
+        """Lets the models that are built from now on train under a policy."""
+
+    def choose_policy(self, use: Callable[[str], None]) -> None:
+        """Calls `use` with the policy that suits every device."""
+
+    def has_lowered(self) -> bool | None:
+        """Returns whether a model that trained computes in low precision, None if unknown."""
+
+    def peak_memory(self) -> tuple[int, str] | None:
+        """Returns the most bytes in use on the device and what they count, if it tells."""
+
+    def device(self) -> str:
+        """Returns the name of the accelerator in use, "" where there is none."""
+
+    def versions(self) -> dict[str, str]:
+        """Returns the names and versions of Keras and its backend."""
+
+
 class NoProbe:
     """The probe where no framework is installed: Python floats, on the CPU."""
 
@@ -134,6 +162,13 @@ def torch_probe() -> Probe:
     from halfstep.torch._measure import Probe as TorchProbe
 
     return TorchProbe()
+
+
+def keras_probe() -> KerasProbe:
+    """Returns the probe of Keras."""
+    from halfstep.keras._measure import Probe as Found
+
+    return Found()
 
 
 def processor_name() -> str:

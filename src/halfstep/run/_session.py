@@ -2,34 +2,35 @@
 
 import atexit
 import contextlib
+import functools
 import random
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
 from platform import python_version
 from typing import Any
 
 from halfstep import __version__, core
-from halfstep.core import Policy
 from halfstep.errors import HalfstepError
+from halfstep.run._joined import Joined
 from halfstep.run._memory import MemoryGrowth
-from halfstep.run._probe import NoProbe, Probe, processor_name, torch_probe
+from halfstep.run._probe import NoProbe, Probe, keras_probe, processor_name, torch_probe
 from halfstep.run._recorder import Recorder, Send
 from halfstep.run._when_imported import when_imported
 
-_FRONT_END = "halfstep.torch"
+_PROBES = {"keras": keras_probe, "torch": torch_probe}
 _UNSUPPORTED = 2
 
 
 class Session:
     """Watches the script, from the moment that it imports a framework.
 
+    A layer of Keras may be a module of PyTorch, too: Keras is asked first.
+
     Args:
         send: Receives one message at a time, JSON types only.
         policy: What the script trains under, whatever it passes to halfstep itself; "" leaves
             the choice to it, and else to the framework's front-end.
         seed: What the random generators are seeded with, None to leave them alone.
-        probe: Makes what measures PyTorch.
         memory: Whether to tell what is kept after the first steps.
     """
 
@@ -39,12 +40,12 @@ class Session:
         *,
         policy: str,
         seed: int | None = None,
-        probe: Callable[[], Probe] = torch_probe,
         memory: bool = False,
     ) -> None:
-        self._send, self._policy, self._seed, self._make_probe = send, policy, seed, probe
+        self._send, self._policy, self._seed = send, policy, seed
         self._probe: Probe = NoProbe()
-        self._met, self._used, self._looks_at_memory = False, "", memory
+        self._met: dict[str, Any] = {}
+        self._used, self._looks_at_memory = "", memory
         self._recorder, self._memory = Recorder(self._probe, send), MemoryGrowth()
 
     def start(self) -> None:
@@ -57,8 +58,10 @@ class Session:
         if self._seed is not None:
             random.seed(self._seed)
             when_imported("numpy", self._seed_numpy)
-        when_imported("torch", self._meet_torch)
-        when_imported(_FRONT_END, self._meet_front_end)
+        for framework in _PROBES:
+            when_imported(framework, functools.partial(self._meet_framework, framework))
+            meet = functools.partial(self._meet, framework)
+            when_imported(f"halfstep.{framework}", meet)
 
     def _override(self) -> None:
         """Makes the policy win until the process ends, in threads that outlive the script too."""
@@ -77,42 +80,52 @@ class Session:
     def _seed_numpy(self) -> None:
         sys.modules["numpy"].random.seed(self._seed)
 
-    def _meet_torch(self) -> None:
+    def _meet_framework(self, framework: str) -> None:
         # A script may import the front-end first, which then is not ready yet.
-        if _FRONT_END not in sys.modules:
-            self._meet_front_end()
+        if f"halfstep.{framework}" not in sys.modules:
+            self._meet(framework)
 
-    def _meet_front_end(self) -> None:
-        if self._met:
+    def _meet(self, framework: str) -> None:
+        if framework in self._met:
             return
-        self._met = True
         try:
-            self._probe = self._make_probe()
-        except HalfstepError as error:  # this PyTorch lacks what halfstep needs
-            self._send_versions(torch=str(sys.modules["torch"].__version__))
+            self._met[framework] = NoProbe()  # making a probe imports the front-end
+            self._met[framework] = probe = _PROBES[framework]()
+            self._join()
+            self._begin(probe)
+        except HalfstepError as error:  # this version, or the policy, cannot be had
+            self._send_versions(**{framework: str(sys.modules[framework].__version__)})
             sys.stderr.write(f"halfstep: {error}\n")
             raise SystemExit(_UNSUPPORTED) from None
-        if self._seed is not None:
-            self._probe.seed(self._seed)
-        self._probe.watch()
-        if self._looks_at_memory:
-            self._probe.watch_kept(self._send_kept)
-        self._set_policy()
         self._recorder.use(self._probe)
         self._memory = MemoryGrowth()
         self._send_versions()
+
+    def _join(self) -> None:
+        other = self._met.get("torch") or NoProbe()
+        self._probe = Joined(self._met["keras"], other) if "keras" in self._met else other
+
+    def _begin(self, probe: Any) -> None:
+        if self._seed is not None:
+            probe.seed(self._seed)
+        probe.watch()
+        if self._looks_at_memory:
+            self._probe.watch_kept(self._send_kept)
+        if self._policy:
+            probe.set_policy(self._policy)
+        else:
+            probe.choose_policy(functools.partial(self._use, probe))
 
     def _send_kept(self, found: dict[str, Any]) -> None:
         self.finish()  # whoever listens may have heard enough
         self._send({"kind": "kept", **found})
 
-    def _set_policy(self) -> None:
-        if not self._policy:
-            self._probe.choose_policy(self._use)
-        elif Policy.parse(self._policy) != Policy.named("float32"):
-            self._probe.set_policy(self._policy)
-
-    def _use(self, policy: str) -> None:
+    def _use(self, chooser: Any, policy: str) -> None:
+        keras = self._met.get("keras")
+        if keras is not None and chooser is not keras:
+            # Layers that were built keep their policy, so there is one for the whole run.
+            chooser.set_policy(self._used)
+            return
         self._recorder.forget_regions(self._used)
         self._used = policy
         self._probe.set_policy(policy)

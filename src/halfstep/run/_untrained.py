@@ -11,12 +11,14 @@ def why_untrained(run: RunResult) -> str:
 
     Example:
         >>> why_untrained(RunResult(policy="float32"))
-        'PyTorch was not imported'
+        'neither PyTorch nor Keras was imported'
     """
+    versions = dict(run.versions)
     seen = (
         (run.optimizer_steps, "scaler.step() was called, but scaler.update() never was"),
         (run.losses, "losses were scaled, but neither backward() nor an optimizer step followed"),
-        ("torch" not in dict(run.versions), "PyTorch was not imported"),
+        ("keras" in versions, "no model of Keras was fitted, and no optimizer stepped"),
+        ("torch" not in versions, "neither PyTorch nor Keras was imported"),
     )
     nothing = (
         "neither a call of backward() nor an optimizer step was seen; gradients from "

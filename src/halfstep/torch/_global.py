@@ -57,6 +57,9 @@ class _Everywhere:
         """Makes a module that is called from outside of any region a region."""
         if _state.entered() or isinstance(module, torch.jit.ScriptModule):
             return
+        kind: Any = type(module)
+        if _is_of_keras(kind):
+            return
         module = uncompiled(module)
         if forward_of(module) or module in self._left_alone or not _is_fit(module):
             return
@@ -134,6 +137,12 @@ def _is_fit(module: nn.Module) -> bool:
     dtypes = {(each.dtype, each.requires_grad) for each in module.parameters()}
     wide = any(dtype is torch.float32 for dtype, _ in dtypes)
     return wide and not any(trained and dtype in HALF for dtype, trained in dtypes)
+
+
+@functools.cache
+def _is_of_keras(kind: Any) -> bool:
+    """Returns whether a class of modules is one of Keras' layers, which follow its own policy."""
+    return any(each.__module__.startswith("keras.") for each in kind.__mro__)
 
 
 _everywhere: _Everywhere | None = None
