@@ -1,6 +1,5 @@
 """The loss-scale optimizer of Keras, with a scale that cannot destroy a run."""
 
-import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,9 +10,11 @@ from keras import ops
 from halfstep.core import LossScale
 from halfstep.keras._master_optimizer import MasterOptimizer
 from halfstep.keras._stepping import _settings, _skips
-from halfstep.keras._stepping._arguments import received, refuse_wrapped, variables_for
+from halfstep.keras._stepping._arguments import refuse_wrapped, variables_for
 from halfstep.keras._stepping._backend import backend
 from halfstep.keras._stepping._cell import ScaleCell, with_counters
+from halfstep.keras._stepping._gradients import Unscaling
+from halfstep.keras._stepping._old_names import OldNames
 from halfstep.keras._stepping._skips import StepCounts
 from halfstep.keras._stepping._tally import Tally, Witness
 from halfstep.keras._stepping._usage import Usage
@@ -22,7 +23,7 @@ _DEFAULTS = _settings.DEFAULTS
 
 
 @keras.saving.register_keras_serializable(package="halfstep")
-class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
+class LossScaleOptimizer(OldNames, keras.optimizers.LossScaleOptimizer):
     """Trains with a scaled loss: another optimizer gets the true gradients, or no step at all.
 
     A step whose gradients are not finite leaves the variables, the other optimizer and its
@@ -141,24 +142,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self._usage.scaled()
         return ops.multiply(loss, ops.convert_to_tensor(self._scale(), dtype="float32"))
 
-    def get_scaled_loss(self, loss: Any) -> Any:
-        """Returns the loss times the scale: the name of `scale_loss` in tf.keras.
-
-        Args:
-            loss: A tensor, or a function without arguments that returns one.
-        """
-        return (lambda: self.scale_loss(loss())) if callable(loss) else self.scale_loss(loss)
-
-    def get_unscaled_gradients(self, grads: Iterable[Any]) -> list[Any]:
-        """Returns true gradients, which the next `apply` does not divide again.
-
-        Args:
-            grads: Gradients of the scaled loss.
-        """
-        grads = list(grads)
-        self._usage.unscaled(grads)
-        return list(backend().divided(grads, self._scale()))
-
     def apply(self, grads: Sequence[Any], trainable_variables: Iterable[Any] | None = None) -> None:
         """Takes a step, or skips it if a gradient is not finite.
 
@@ -175,21 +158,34 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if not grads:
             return
         variables = variables_for(self, grads, trainable_variables)
-        grads = self._true_gradients(grads, variables)
-        rounded = not isinstance(self.inner_optimizer, MasterOptimizer)
-        pairs = received(grads, variables, rounded=rounded)
-        finite = backend().all_finite([grad for grad, _ in pairs])
+        unscaling = self._unscaling(grads, variables)
+        true = unscaling.true(grads)
+        received = unscaling.received(true)
+        finite = backend().all_finite([grad for grad, _ in received])
         outcome = backend().known(finite)
         if outcome is None:
-            written = [*self.variables, *self._trainable_variables]
-            update = functools.partial(self.inner_optimizer.apply, trainable_variables=variables)
-            cell = Witness(self._cell, lambda: self._tally.note(pairs))
-            backend().branch(finite, grads, update, cell, written)
+            self._branch(finite, grads, unscaling)
         elif outcome:
-            self.inner_optimizer.apply(grads, variables)
+            self.inner_optimizer.apply(true, variables)
             self._cell.step(finite=True)
         else:
-            self._skip(pairs)
+            self._skip(received)
+
+    def _branch(self, finite: Any, grads: list[Any], unscaling: Unscaling) -> None:
+        """Takes or skips a step inside of a compiled function.
+
+        Gradients are divided in there once more: as a part of the update, while the compiler would
+        write to memory whatever came in from outside.
+        """
+
+        def update(grads: list[Any]) -> None:
+            self.inner_optimizer.apply(unscaling.true(grads), unscaling.variables)
+
+        def note() -> None:
+            self._tally.note(unscaling.received(unscaling.true(grads)))
+
+        written = [*self.variables, *self._trainable_variables]
+        backend().branch(finite, grads, update, Witness(self._cell, note), written)
 
     def _skip(self, pairs: list[tuple[Any, Any]]) -> None:
         before = self._cell.step(finite=False)
@@ -206,14 +202,14 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         self._standstill.tell(self.counts, self.nonfinite)
 
-    def _true_gradients(self, grads: list[Any], variables: list[Any]) -> list[Any]:
-        if self._usage.are_unscaled(grads) or self._usage.was_forgotten(self.rule):
-            return grads
-        # The gradient of such a variable is its next value: that of a float8 scale, say.
-        kept = [self._overwrite_variable_with_gradient(variable) for variable in variables]
-        free = [None if keep else grad for keep, grad in zip(kept, grads, strict=True)]
-        quotients = backend().divided(free, self._scale())
-        return [g if k else q for k, g, q in zip(kept, grads, quotients, strict=True)]
+    def _unscaling(self, grads: list[Any], variables: list[Any]) -> Unscaling:
+        are_true = self._usage.are_unscaled(grads) or self._usage.was_forgotten(self.rule)
+        return Unscaling(
+            variables,
+            None if are_true else self._scale,
+            [self._overwrite_variable_with_gradient(variable) for variable in variables],
+            rounded=not isinstance(self.inner_optimizer, MasterOptimizer),
+        )
 
     def _scale(self) -> Any:
         return self._cell.scale.value if self.built else self.rule.init_scale

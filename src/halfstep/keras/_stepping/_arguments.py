@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
-from keras import ops
 
 from halfstep.errors import UsageError
 
@@ -41,22 +40,6 @@ def variables_for(
 def has_dtype(variable: Any, *dtypes: str) -> bool:
     """Returns whether a variable of Keras or of the backend has one of these dtypes."""
     return str(keras.backend.standardize_dtype(variable.dtype)) in dtypes
-
-
-def received(
-    grads: Sequence[Any], variables: Sequence[Any], *, rounded: bool
-) -> list[tuple[Any, Any]]:
-    """Returns the gradients there are, each with its variable, as the inner optimizer sees them.
-
-    Args:
-        grads: Gradients, None where there is none.
-        variables: Their variables.
-        rounded: Whether those of float16 variables become float16.
-    """
-    pairs = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
-    if not rounded:
-        return pairs
-    return [(ops.cast(g, "float16") if has_dtype(v, "float16") else g, v) for g, v in pairs]
 
 
 def trainers(optimizer: Any) -> list[Any]:

@@ -66,8 +66,9 @@ class Witness:
 
     def back_off(self) -> None:
         """Counts a step that is not finite, and whose gradients were not."""
-        self._cell.back_off()
+        # The gradients are divided by the scale that they were taken with.
         self._note()
+        self._cell.back_off()
 
 
 def _held(grad: Any) -> Any:

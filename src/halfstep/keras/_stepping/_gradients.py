@@ -1,0 +1,46 @@
+"""From the gradients that a loop hands over to those that the inner optimizer sees."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from keras import ops
+
+from halfstep.keras._stepping._arguments import has_dtype
+from halfstep.keras._stepping._backend import backend
+
+
+@dataclass(frozen=True)
+class Unscaling:
+    """How the gradients of a step become true ones.
+
+    Args:
+        variables: The variable of each gradient.
+        scale: Returns the scale, None where the gradients are true already.
+        kept: Whether each gradient is the next value of its variable: that of a float8 scale, say.
+        rounded: Whether the gradients of float16 variables become float16.
+    """
+
+    variables: Sequence[Any]
+    scale: Callable[[], Any] | None
+    kept: Sequence[bool]
+    rounded: bool
+
+    def true(self, grads: list[Any]) -> list[Any]:
+        """Returns gradients without their scale; None stays None."""
+        if self.scale is None:
+            return grads
+        free = [None if keep else grad for keep, grad in zip(self.kept, grads, strict=True)]
+        quotients = backend().divided(free, self.scale())
+        return [g if k else q for k, g, q in zip(self.kept, grads, quotients, strict=True)]
+
+    def received(self, true: Sequence[Any]) -> list[tuple[Any, Any]]:
+        """Returns the true gradients there are as the inner optimizer sees them.
+
+        Returns:
+            Pairs of a gradient and its variable.
+        """
+        pairs = [(g, v) for g, v in zip(true, self.variables, strict=True) if g is not None]
+        if not self.rounded:
+            return pairs
+        return [(ops.cast(g, "float16") if has_dtype(v, "float16") else g, v) for g, v in pairs]
