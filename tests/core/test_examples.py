@@ -7,7 +7,13 @@ import pytest
 
 from halfstep import core
 
-PUBLIC = {name: getattr(core, name) for name in core.__all__ if callable(getattr(core, name))}
+
+def is_made_of_code(value):
+    return inspect.isclass(value) or inspect.isroutine(value)
+
+
+PUBLIC = {name: getattr(core, name) for name in core.__all__}
+PUBLIC = {name: value for name, value in PUBLIC.items() if is_made_of_code(value)}
 FINDER = doctest.DocTestFinder(exclude_empty=False)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from halfstep.core import override_policy, subscribe
+from halfstep.core import SkippedStepsWarning, override_policy, subscribe
 from halfstep.errors import (
     MissingKeyError,
     NoCheckError,
@@ -20,7 +20,6 @@ from halfstep.errors import (
 )
 from halfstep.torch._scaler import GradScaler
 from halfstep.torch._scaling._optimizers import lacks_state
-from halfstep.torch._scaling._steps import SkippedStepsWarning
 
 
 class Loop:
@@ -459,7 +458,7 @@ def test_skips_are_counted_for_each_optimizer():
     assert scaler.last_step is scaler.last_step_of(optimizers[1])
 
 
-@pytest.mark.filterwarnings("ignore::halfstep.torch._scaling._steps.SkippedStepsWarning")
+@pytest.mark.filterwarnings("ignore::halfstep.core.SkippedStepsWarning")
 def test_no_sequence_of_overflows_harms_a_weight():
     loop = Loop(init_scale=65536.0)
     for _ in range(150):

@@ -88,7 +88,7 @@ def test_a_bad_loss_leaves_the_scale_alone(fused):
     assert loop.scaler.last_step.loss_nonfinite
 
 
-@pytest.mark.filterwarnings("ignore::halfstep.torch._scaling._steps.SkippedStepsWarning")
+@pytest.mark.filterwarnings("ignore::halfstep.core.SkippedStepsWarning")
 def test_the_floor_is_noticed_in_the_end():
     def run():
         loop = Loop(fused=True, min_scale=1.0)

@@ -159,7 +159,7 @@ def test_tiny_gradients_do_not_drive_the_scale_to_infinity():
     assert scaler.get_scale() == 2.0**127
 
 
-@pytest.mark.filterwarnings("ignore::halfstep.torch._scaling._steps.SkippedStepsWarning")
+@pytest.mark.filterwarnings("ignore::halfstep.core.SkippedStepsWarning")
 def test_a_run_can_be_ended_when_the_scale_sticks():
     parameter = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([parameter])

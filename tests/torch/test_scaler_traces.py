@@ -281,7 +281,7 @@ IMPROVEMENTS = [
 @pytest.mark.parametrize(
     ("program", "theirs", "ours"), IMPROVEMENTS, ids=[row[0].__name__ for row in IMPROVEMENTS]
 )
-@pytest.mark.filterwarnings("ignore::halfstep.torch._scaling._steps.SkippedStepsWarning")
+@pytest.mark.filterwarnings("ignore::halfstep.core.SkippedStepsWarning")
 def test_improvements(program, theirs, ours, side):
     expected = {"theirs": theirs, "ours": ours}[side]
     scaler_class = {"theirs": torch.amp.GradScaler, "ours": GradScaler}[side]

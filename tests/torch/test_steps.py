@@ -5,18 +5,9 @@ import warnings
 import pytest
 import torch
 
+from halfstep.core import SkippedStepsWarning, culprits_text, levels_to_user, overflow_reason
 from halfstep.errors import NonFiniteError
-from halfstep.torch._scaling._steps import (
-    EMPTY,
-    History,
-    ScaleChange,
-    SkippedStepsWarning,
-    StepRecord,
-    advice,
-    levels_to_user,
-    listed,
-    overflow_reason,
-)
+from halfstep.torch._scaling._steps import EMPTY, History, ScaleChange, StepRecord, advice
 
 
 def optimizer():
@@ -130,8 +121,8 @@ def test_words():
     many = tuple((f"layer{number}", "nan") for number in range(7))
     assert overflow_reason(many) == "gradients held nan"
     assert overflow_reason(()) == "gradients were not finite"
-    assert listed(many).endswith("layer4 (nan) and 2 more")
-    assert listed(()) == "unknown"
+    assert culprits_text(many).endswith("layer4 (nan) and 2 more")
+    assert culprits_text(()) == "unknown"
     assert "no loss scale helps" in advice(skipped(loss_nonfinite=True))
     assert "The loss was finite" in advice(skipped())
 

@@ -17,28 +17,40 @@ from halfstep.core._rule import Rule as Rule
 from halfstep.core._rules import Rules as Rules
 from halfstep.core._scale import LossScale as LossScale
 from halfstep.core._scale import ScaleState as ScaleState
+from halfstep.core._skips import Culprits as Culprits
+from halfstep.core._skips import SkippedStepsWarning as SkippedStepsWarning
+from halfstep.core._skips import culprits_text as culprits_text
+from halfstep.core._skips import levels_to_user as levels_to_user
+from halfstep.core._skips import overflow_reason as overflow_reason
+from halfstep.core._skips import tell_skips as tell_skips
 
 __all__ = [
     "ACTIONS",
     "FAMILIES",
     "FORMATS",
+    "Culprits",
     "Format",
     "LossScale",
     "Policy",
     "Rule",
     "Rules",
     "ScaleState",
+    "SkippedStepsWarning",
+    "culprits_text",
     "emit",
+    "levels_to_user",
     "listening",
     "metric",
+    "overflow_reason",
     "override_policy",
     "overriding_policy",
     "quiet",
     "replace",
     "subscribe",
+    "tell_skips",
 ]
 
 # Pickles, reprs and tracebacks show the public path, which outlives the private files.
-for _value in (Format, LossScale, Policy, Rule, Rules, ScaleState):
+for _value in (Format, LossScale, Policy, Rule, Rules, ScaleState, SkippedStepsWarning):
     _value.__module__ = __name__
 del _value

@@ -9,6 +9,7 @@ if find_spec("keras") is None:
         "halfstep.keras needs Keras, and it is not installed. Run: pip install 'halfstep[keras]'"
     )
 
+from halfstep.core import SkippedStepsWarning as SkippedStepsWarning
 from halfstep.keras._explain import Explanation as Explanation
 from halfstep.keras._explain import LayerRow as LayerRow
 from halfstep.keras._explain import explain as explain
@@ -19,7 +20,6 @@ from halfstep.keras._master_optimizer import MasterOptimizer as MasterOptimizer
 from halfstep.keras._monitor import Monitor as Monitor
 from halfstep.keras._monitoring._summary import SkippedSteps as SkippedSteps
 from halfstep.keras._monitoring._summary import TrainingSummary as TrainingSummary
-from halfstep.keras._stepping._skips import SkippedStepsWarning as SkippedStepsWarning
 from halfstep.keras._stepping._skips import StepCounts as StepCounts
 from halfstep.keras._stepping._usage import UnscaledLossWarning as UnscaledLossWarning
 
@@ -41,4 +41,5 @@ __all__ = [
 
 # Saved models, warnings and tracebacks show the public path, which outlives the private files.
 for _name in __all__:
-    globals()[_name].__module__ = __name__
+    if globals()[_name].__module__.startswith(__name__):
+        globals()[_name].__module__ = __name__

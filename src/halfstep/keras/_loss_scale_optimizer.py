@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from halfstep.core import LossScale
+from halfstep.core import Culprits, LossScale
 from halfstep.keras._master_optimizer import MasterOptimizer
 from halfstep.keras._stepping import _settings, _skips
 from halfstep.keras._stepping._arguments import refuse_wrapped, variables_for
@@ -129,7 +129,7 @@ class LossScaleOptimizer(OldNames, keras.optimizers.LossScaleOptimizer):
         return self._cell.counts() if self.built else StepCounts(0, 0, 0, self.rule.init_scale)
 
     @property
-    def nonfinite(self) -> _skips.Culprits:
+    def nonfinite(self) -> Culprits:
         """Whose gradients were not finite so far, and whether they held inf, nan, or both."""
         return self._tally.culprits(self._tally.read()) if self.built else ()
 

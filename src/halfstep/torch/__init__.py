@@ -9,6 +9,7 @@ if find_spec("torch") is None:
         "halfstep.torch needs PyTorch, and it is not installed. Run: pip install 'halfstep[torch]'"
     )
 
+from halfstep.core import SkippedStepsWarning as SkippedStepsWarning
 from halfstep.torch import _advice, _checkpoint
 from halfstep.torch._autocast import autocast as autocast
 from halfstep.torch._average import AveragedModel as AveragedModel
@@ -35,7 +36,6 @@ from halfstep.torch._scaler import GradScaler as GradScaler
 from halfstep.torch._scaling._master import RoundedStateWarning as RoundedStateWarning
 from halfstep.torch._scaling._steps import History as History
 from halfstep.torch._scaling._steps import ScaleChange as ScaleChange
-from halfstep.torch._scaling._steps import SkippedStepsWarning as SkippedStepsWarning
 from halfstep.torch._scaling._steps import StepRecord as StepRecord
 
 _advice.install()
@@ -73,4 +73,5 @@ __all__ = [
 
 # Pickles, warnings and tracebacks show the public path, which outlives the private files.
 for _name in __all__:
-    globals()[_name].__module__ = __name__
+    if globals()[_name].__module__.startswith(__name__):
+        globals()[_name].__module__ = __name__

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from halfstep.core import Policy, ScaleState
+from halfstep.core import Policy, ScaleState, levels_to_user
 from halfstep.errors import NonFiniteError, UsageError
 from halfstep.torch._autocast import settings_of
 from halfstep.torch._dtypes import compute_dtype
@@ -36,7 +36,7 @@ from halfstep.torch._regions._release import release as release_of
 from halfstep.torch._regions._state import Cells, overflowed, settled
 from halfstep.torch._regions._strays import Leaves
 from halfstep.torch._scaling._gradients import ParameterNames
-from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord, advice, levels_to_user
+from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord, advice
 from halfstep.torch._tracing import constant
 
 _OVERFLOW = "gradients were not finite"

@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import numpy
 
+from halfstep.core import Culprits
 from halfstep.keras._loss_scale_optimizer import LossScaleOptimizer
 from halfstep.keras._stepping._backend import backend
-from halfstep.keras._stepping._skips import Culprits
 
 
 @dataclass(frozen=True)

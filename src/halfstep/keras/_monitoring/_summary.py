@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from halfstep.keras._stepping._skips import Culprits, listed
+from halfstep.core import Culprits, culprits_text, overflow_reason
 
 _SHOWN = 10
 
@@ -36,7 +36,7 @@ class SkippedSteps:
         return overflow_reason(self.nonfinite)
 
     def __str__(self) -> str:
-        names = f": {listed(self.nonfinite)}" if self.nonfinite else ""
+        names = f": {culprits_text(self.nonfinite)}" if self.nonfinite else ""
         where = f"epoch {self.epoch + 1}, batch {self.batch + 1}"
         return f"{where}: {self.skipped} skipped, {self.reason}{names}; scale {self.scale:g}"
 
@@ -67,14 +67,3 @@ class TrainingSummary:
         hidden = len(self.skips) - _SHOWN
         more = [f"{hidden} earlier ones in Monitor.summary.skips"] if hidden > 0 else []
         return "\n".join([head, *more, *map(str, self.skips[-_SHOWN:])])
-
-
-def overflow_reason(nonfinite: Culprits) -> str:
-    """Returns in words what the gradients held.
-
-    Example:
-        >>> overflow_reason((("kernel", "nan"), ("bias", "inf")))
-        'gradients held inf and nan'
-    """
-    kinds = [kind for kind in ("inf", "nan") if any(kind in held for _, held in nonfinite)]
-    return f"gradients held {' and '.join(kinds)}" if kinds else "gradients were not finite"

@@ -1,7 +1,5 @@
 """Skipped steps: how many, and when to speak about them."""
 
-import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,18 +7,9 @@ from typing import Any
 import numpy
 from keras import ops
 
-from halfstep.core import LossScale, ScaleState
+from halfstep.core import Culprits, LossScale, ScaleState, culprits_text, tell_skips
 from halfstep.errors import NonFiniteError
 from halfstep.keras._stepping._backend import backend
-
-Culprits = tuple[tuple[str, str], ...]
-
-_SHOWN = 5
-_FIRST = 25
-
-
-class SkippedStepsWarning(UserWarning):
-    """Many optimizer steps in a row were skipped, so that training stands still."""
 
 
 @dataclass(frozen=True)
@@ -53,23 +42,13 @@ class Standstill:
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
-        self._level = 0
+        self._row = 0
 
     def tell(self, counts: StepCounts, names: Culprits) -> None:
         """Speaks about the steps that were skipped in a row, if there is something new to say."""
-        row = counts.consecutive_skips
-        if self.limit is not None and row >= self.limit:
-            raise NonFiniteError(
-                f"LossScaleOptimizer needs fewer than max_consecutive_skips={self.limit} skipped "
-                f"steps in a row, got {row}, because gradients were not finite. {_advice(names)}"
-            )
-        level, self._level = self._level, (row // _FIRST).bit_length()
-        if self._level > level:
-            text = (
-                f"{row} optimizer steps in a row were skipped, because gradients were not finite "
-                f"at loss scale {counts.scale:g}. {_advice(names)}"
-            )
-            warnings.warn(SkippedStepsWarning(text), stacklevel=levels_to_user())
+        before, self._row = self._row, counts.consecutive_skips
+        why = f"because gradients were not finite at loss scale {counts.scale:g}. {_advice(names)}"
+        tell_skips("LossScaleOptimizer", self.limit, before, self._row, lambda: why)
 
 
 def refuse_floor(rule: LossScale, before: ScaleState, names: Culprits) -> None:
@@ -100,31 +79,12 @@ def _kind(grad: Any) -> str:
     return " and ".join(kind for kind, found in held.items() if found)
 
 
-def listed(names: Culprits) -> str:
-    """Returns the first few paths and kinds in words.
-
-    Example:
-        >>> listed((("dense/kernel", "inf"),))
-        'dense/kernel (inf)'
-    """
-    shown = ", ".join(f"{path} ({kind})" for path, kind in names[:_SHOWN])
-    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
-
-
 def _advice(names: Culprits) -> str:
     if names:
-        who = f"Variables with non-finite gradients: {listed(names)}."
+        who = f"Variables with non-finite gradients: {culprits_text(names)}."
     else:
         who = "Which ones is not known: they were in another replica than the first."
     return (
         f'{who} Give the layers behind them dtype="float32", use mixed_bfloat16, or lower the '
         "learning rate; if the loss itself is not finite, no loss scale helps."
     )
-
-
-def levels_to_user() -> int:
-    """Returns the stack level of a warning that the caller wants to show in the user's code."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("halfstep.", "keras.")):
-        level, frame = level + 1, frame.f_back
-    return level

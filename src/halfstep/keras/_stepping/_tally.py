@@ -6,8 +6,9 @@ from typing import Any
 import numpy
 from keras import ops
 
+from halfstep.core import Culprits
 from halfstep.keras._stepping._backend import backend
-from halfstep.keras._stepping._skips import Culprits, path_of
+from halfstep.keras._stepping._skips import path_of
 
 _KINDS = ("inf", "nan")
 

@@ -5,8 +5,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from halfstep.core import LossScale
-from halfstep.keras._stepping._skips import levels_to_user
+from halfstep.core import LossScale, levels_to_user
 
 _FORGOTTEN = (
     "LossScaleOptimizer takes the gradients as they are, because scale_loss was never called: to "

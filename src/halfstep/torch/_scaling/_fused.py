@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
+from halfstep.core import levels_to_user
 from halfstep.errors import UsageError
 from halfstep.torch._scaling._clipped_step import Clipping
 from halfstep.torch._scaling._iteration import (
@@ -25,7 +26,7 @@ from halfstep.torch._scaling._iteration import (
 from halfstep.torch._scaling._master import has_half, step_optimizer
 from halfstep.torch._scaling._optimizers import lacks_state, takes_scaler
 from halfstep.torch._scaling._records import skipped_record, taken_record, unknown_record
-from halfstep.torch._scaling._steps import EMPTY, LATE, levels_to_user
+from halfstep.torch._scaling._steps import EMPTY, LATE
 from halfstep.torch._scaling._widening import narrow_gradients
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import TensorWeakRef
 
+from halfstep.core import Culprits
 from halfstep.errors import UsageError
 
 Found = dict[torch.device, Tensor]
 Kind = tuple[int, torch.dtype, torch.layout]
 Kinds = dict[Kind, list[Tensor]]
-Culprits = tuple[tuple[str, str], ...]
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:

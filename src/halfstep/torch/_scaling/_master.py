@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from halfstep.core import levels_to_user
 from halfstep.torch._masters._feeding import OF_SCALERS, feeding_of
 from halfstep.torch._masters._layouts import NAMES
 from halfstep.torch._scaling._gradients import parameters_of
-from halfstep.torch._scaling._steps import levels_to_user
 
 
 class RoundedStateWarning(UserWarning):

@@ -5,15 +5,15 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
+from halfstep.core import Culprits, overflow_reason
 from halfstep.torch._scaling._gradients import (
-    Culprits,
     ParameterNames,
     culprits,
     fingerprint,
     gradients_of,
 )
 from halfstep.torch._scaling._optimizers import reference
-from halfstep.torch._scaling._steps import LOSS, Lazy, StepRecord, overflow_reason
+from halfstep.torch._scaling._steps import LOSS, Lazy, StepRecord
 
 _GONE: Culprits = (("gradients that were cleared or changed before anybody asked", "unknown"),)
 

@@ -1,7 +1,5 @@
 """What the steps of a scaler did: one record per step, and a bounded history."""
 
-import sys
-import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,8 +7,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from torch.optim import Optimizer
 
-from halfstep.errors import NonFiniteError
-from halfstep.torch._scaling._gradients import Culprits
+from halfstep.core import Culprits, culprits_text, tell_skips
 from halfstep.torch._scaling._optimizers import PerOptimizer, reference
 
 Value = TypeVar("Value")
@@ -20,12 +17,7 @@ LOSS = "the loss was not finite"
 LATE = "a gradient became non-finite after unscale_()"
 EMPTY = "no gradients"
 NOT_YET = "step() was not called yet"
-_SHOWN = 5
 _FIELDS = ("skipped", "reason", "scale", "nonfinite", "loss_nonfinite", "grad_norm")
-
-
-class SkippedStepsWarning(UserWarning):
-    """Many optimizer steps in a row were skipped, so that training stands still."""
 
 
 class StepRecord:
@@ -127,40 +119,9 @@ def _restored(values: dict[str, Any]) -> StepRecord:
     return StepRecord(**values)
 
 
-def levels_to_user() -> int:
-    """Returns the stack level of a warning that the caller wants to show in the user's code."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith("halfstep."):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-def overflow_reason(nonfinite: Culprits) -> str:
-    """Returns in words what the gradients held.
-
-    Example:
-        >>> overflow_reason((("weight", "nan"), ("bias", "inf")))
-        'gradients held inf and nan'
-    """
-    kinds = [kind for kind in ("inf", "nan") if any(kind in held for _, held in nonfinite)]
-    return f"gradients held {' and '.join(kinds)}" if kinds else "gradients were not finite"
-
-
-def listed(nonfinite: Culprits) -> str:
-    """Returns the first few names and kinds in words.
-
-    Example:
-        >>> listed((("head.weight", "inf"),))
-        'head.weight (inf)'
-    """
-    shown = ", ".join(f"{name} ({kind})" for name, kind in nonfinite[:_SHOWN])
-    hidden = len(nonfinite) - _SHOWN
-    return f"{shown} and {hidden} more" if hidden > 0 else shown or "unknown"
-
-
 def advice(record: StepRecord) -> str:
     """Returns which parameters were affected and what to do about it."""
-    text = f"Parameters with non-finite gradients: {listed(record.nonfinite)}."
+    text = f"Parameters with non-finite gradients: {culprits_text(record.nonfinite)}."
     if record.loss_nonfinite:
         return (
             f"The loss itself was not finite, so no loss scale helps. {text} Look for the cause in "
@@ -171,6 +132,11 @@ def advice(record: StepRecord) -> str:
         f"The loss was finite. {text} Compute the operations behind them in float32, use bfloat16, "
         "or lower the learning rate."
     )
+
+
+def _because(record: StepRecord) -> str:
+    why = f"the latest because {record.reason} at loss scale {record.scale:g}"
+    return f"{why}. {advice(record)}"
 
 
 @dataclass(frozen=True)
@@ -274,18 +240,9 @@ class History:
 
     def _speak(self, row: int, record: StepRecord) -> None:
         """Stays quiet at first, then warns ever more rarely, or raises an error if asked to."""
-        limit = self._max_consecutive_skips
-        if limit is not None and row >= limit:
-            raise NonFiniteError(
-                f"GradScaler needs fewer than max_consecutive_skips={limit} skipped steps in a "
-                f"row, got {row}, the latest because {record.reason}. {advice(record)}"
-            )
-        if row % 25 == 0 and (row // 25).bit_count() == 1:
-            text = (
-                f"{row} optimizer steps in a row were skipped, the latest because {record.reason} "
-                f"at loss scale {record.scale:g}. {advice(record)}"
-            )
-            warnings.warn(SkippedStepsWarning(text), stacklevel=levels_to_user())
+        tell_skips(
+            "GradScaler", self._max_consecutive_skips, row - 1, row, lambda: _because(record)
+        )
 
     def __str__(self) -> str:
         head = f"{self.steps} steps, {self.skipped} skipped, "
