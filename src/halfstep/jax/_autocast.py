@@ -48,7 +48,7 @@ def autocast(
     `vmap`, `jvp` and `checkpoint`. What runs inside of `jit`, loops, branches, `checkpoint`,
     `shard_map` and functions with derivatives of their own follows the rules as well; kernels of
     Pallas and operations that halfstep does not know run as they are written. Loops carry the
-    dtypes that they were written for. With `compute_dtype=float32` nothing changes.
+    dtypes that they were written for. With `compute_dtype=float32` nothing changes at all.
 
     Where the policy scales, the function is a region: gradients are multiplied by a power of two
     where they enter a low format and divided by it, in float32, where they leave the function, so
@@ -86,7 +86,7 @@ def autocast(
         True
     """
     asked = _checked(Policy.of(policy))
-    initial_scale(asked.scale, scale)
+    initial_scale(asked, scale)
     if function is None:
         return functools.partial(autocast, policy=asked, scale=scale)
     _check_function(function)
@@ -94,13 +94,12 @@ def autocast(
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         chosen = _chosen(asked)
-        around = initial_scale(chosen.scale, scale)
         nested = _tracing.is_inside()
-        if chosen.compute_dtype == "float32" and around is None and not nested:
+        if chosen.compute_dtype == "float32" and not nested:
             return function(*args, **kwargs)
         with _tracing.inside():
             program = traced(function, (args, kwargs), is_real)
-        return program.finish(_run(program, chosen, around, nested=nested))
+        return program.finish(_run(program, chosen, scale, nested=nested))
 
     return run
 
@@ -137,7 +136,8 @@ def _check_function(function: Any) -> None:
 def _run(program: Traced, policy: Policy, scale: Any, *, nested: bool) -> Sequence[Any]:
     operands = [*program.closed.consts, *program.operands]
     run = lowered(program.closed, policy, context_of(policy))
-    region = run if scale is None else functools.partial(_bounded, run, scale)
+    around = initial_scale(policy, scale)
+    region = run if around is None else functools.partial(_bounded, run, around)
     if nested:
         region = jax.jit(_tracing.named(region))
     results: Sequence[Any] = region(*operands)

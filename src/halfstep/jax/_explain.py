@@ -84,7 +84,7 @@ class Explanation:
         for row in self.rows:
             counts[row.runs_in] += row.count
         total = ", ".join(f"{count} in {dtype}" for dtype, count in counts.items())
-        return "\n".join([*body, total or "no operation on real numbers"])
+        return "\n".join([*body, total or "nothing is cast"])
 
 
 def explain(

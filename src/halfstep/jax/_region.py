@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.custom_derivatives import SymbolicZero
 
-from halfstep.core import LossScale
+from halfstep.core import Policy
 from halfstep.errors import ScaleError
 from halfstep.jax._linear import derivative
 
@@ -14,18 +14,20 @@ from halfstep.jax._linear import derivative
 UNADAPTED = 4096.0
 
 
-def initial_scale(rule: LossScale, given: Any) -> Any:
+def initial_scale(policy: Policy, given: Any) -> Any:
     """Returns what gradients that enter are brought to, None for no scaling.
 
     Args:
-        rule: The loss scale of a policy.
+        policy: The policy, which needs no scale in float32.
         given: What the user gives instead: a number, or something with a `loss_scale` or `scale`.
     """
+    if policy.compute_dtype == "float32":
+        return None
     if given is not None:
         return _number(given)
-    return {"none": None, "static": rule.init_scale, "dynamic": min(UNADAPTED, rule.max_scale)}[
-        rule.kind
-    ]
+    scale = policy.scale
+    starts = {"static": scale.init_scale, "dynamic": min(UNADAPTED, scale.max_scale)}
+    return starts.get(scale.kind)
 
 
 def _number(given: Any) -> Any:

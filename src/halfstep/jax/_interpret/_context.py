@@ -114,8 +114,8 @@ def _check_rules(rules: Rules) -> None:
     """Refuses rules of which none could ever apply."""
     if rules.rows and not any(_speaks(rule.target) for rule in rules.rows):
         raise PolicyError(
-            f"halfstep.jax needs rules about families or lax:: operations, got {rules.base!r}, whose"
-            " rows name operations of another framework. Write rules=halfstep-1."
+            f"halfstep.jax needs rules about families or lax:: operations, got {rules.base!r},"
+            " whose rows name operations of another framework. Write rules=halfstep-1."
         )
 
 

@@ -18,29 +18,27 @@ from halfstep.jax._private import Zero, eval_jaxpr, located
 @handles("custom_jvp_call")
 def run_custom_jvp(equation: Any, operands: Sequence[Value], context: Context) -> list[Value]:
     """Calls a function with its own forward-mode rule."""
-    inner, count, run = _function(equation, operands, context)
+    inner, run, free = _function(equation, operands, context)
     rule = equation.params["jvp_jaxpr_fun"]
-    function = jax.custom_jvp(run)
+    quiet = context.inside(equation).quiet()
 
-    @function.defjvp
-    def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    def moved(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
         jaxpr, consts, zeros = rule.call_wrapped(*[False] * len(primals))
-        given = list(map(Value, (*primals, *tangents)))
-        out = interpret(jaxpr, parameters(consts), given, context.quiet())
-        values = map(
-            _like, out, (*inner.dtypes, *(d for d, z in zip(inner.dtypes, zeros) if not z))
-        )
-        results = list(values)
-        return tuple(results[: len(zeros)]), _tangents(results, zeros)
+        given = [*_as(primals, free), *map(Value, tangents)]
+        out = interpret(jaxpr, parameters(consts), given, quiet)
+        results = tuple(map(_like, out[: len(zeros)], inner.dtypes))
+        return results, _tangents(results, zeros, out[len(zeros) :])
 
+    function = jax.custom_jvp(run)
+    function.defjvp(moved)
     with located(equation):
-        return inner.values(function(*(each.array for each in operands[count:])))
+        return inner.values(function(*(each.array for each in free)))
 
 
 def _function(
     equation: Any, operands: Sequence[Value], context: Context
-) -> tuple[Rewritten, int, Callable[..., Any]]:
-    """Returns the function itself, and what calls it on what it does not close over."""
+) -> tuple[Rewritten, Callable[..., Any], Sequence[Value]]:
+    """Returns the function itself, what calls it, and the operands it does not close over."""
     count = equation.params["num_consts"]
     inner = rewrite(equation.params["call_jaxpr"], operands, context.inside(equation))
     consts = [each.array for each in operands[:count]]
@@ -48,7 +46,12 @@ def _function(
     def run(*arrays: Any) -> tuple[Any, ...]:
         return tuple(eval_jaxpr(inner.closed.jaxpr, inner.closed.consts, *consts, *arrays))
 
-    return inner, count, run
+    return inner, run, operands[count:]
+
+
+def _as(arrays: Sequence[Any], operands: Sequence[Value]) -> list[Value]:
+    """Returns arrays as values that come from where the operands do."""
+    return [Value(array, each.origin) for array, each in zip(arrays, operands, strict=True)]
 
 
 def _like(value: Value, dtype: Any) -> Any:
@@ -56,27 +59,33 @@ def _like(value: Value, dtype: Any) -> Any:
     return value.in_(dtype) if dtype in ELIGIBLE and value.dtype in ELIGIBLE else value.array
 
 
-def _tangents(results: Sequence[Any], zeros: Sequence[bool]) -> tuple[Any, ...]:
-    moving = iter(results[len(zeros) :])
-    pairs = zip(results[: len(zeros)], zeros, strict=True)
-    return tuple(_no_tangent(primal) if zero else next(moving) for primal, zero in pairs)
+def _tangents(
+    results: Sequence[Any], zeros: Sequence[bool], found: Sequence[Value]
+) -> tuple[Any, ...]:
+    """Returns a tangent for each result, in its dtype."""
+    moving = iter(found)
+    pairs = zip(results, zeros, strict=True)
+    return tuple(
+        _no_tangent(result) if zero else _like(next(moving), jax.typeof(result).dtype)
+        for result, zero in pairs
+    )
 
 
-def _no_tangent(primal: Any) -> Any:
-    if jnp.issubdtype(primal.dtype, jnp.inexact):
-        return jnp.zeros_like(primal)
-    return np.zeros(primal.shape, jax.dtypes.float0)
+def _no_tangent(result: Any) -> Any:
+    if jnp.issubdtype(result.dtype, jnp.inexact):
+        return jnp.zeros_like(result)
+    return np.zeros(result.shape, jax.dtypes.float0)
 
 
 @handles("custom_vjp_call")
 def run_custom_vjp(equation: Any, operands: Sequence[Value], context: Context) -> list[Value]:
     """Calls a function with its own reverse-mode rule."""
-    inner, count, run = _function(equation, operands, context)
-    rule = _ReverseRule(equation, operands[count:], inner, context.quiet())
+    inner, run, free = _function(equation, operands, context)
+    rule = _ReverseRule(equation, free, inner, context.inside(equation).quiet())
     function = jax.custom_vjp(run)
     function.defvjp(rule.forward, rule.backward)
     with located(equation):
-        return inner.values(function(*(each.array for each in operands[count:])))
+        return inner.values(function(*(each.array for each in free)))
 
 
 class _ReverseRule:
@@ -86,17 +95,16 @@ class _ReverseRule:
         self, equation: Any, operands: Sequence[Value], inner: Rewritten, context: Context
     ) -> None:
         self._params = equation.params
-        self._dtypes = [each.dtype for each in operands]
-        self._origins = [each.origin for each in operands]
+        self._operands = operands
         self._inner = inner
         self._context = context
         self._kept_avals: list[Any] = []
 
     def forward(self, *primals: Any) -> tuple[tuple[Any, ...], list[Any]]:
         """Returns the results, and what the backward needs."""
-        moving = [jnp.issubdtype(dtype, jnp.inexact) for dtype in self._dtypes]
+        moving = [jnp.issubdtype(each.dtype, jnp.inexact) for each in self._operands]
         jaxpr, consts = self._params["fwd_jaxpr_thunk"].call_wrapped(*moving)
-        values = list(map(Value, primals, self._origins))
+        values = _as(primals, self._operands)
         out = interpret(jaxpr, parameters(consts), values, self._context)
         count = len(out) - len(self._inner.dtypes)
         results = map(_like, out[count:], self._inner.dtypes)
@@ -107,17 +115,14 @@ class _ReverseRule:
     def _with_forwarded(self, kept: list[Any], primals: Sequence[Any]) -> list[Any]:
         """Returns what is kept, with the operands that JAX keeps by their number only."""
         avals = self._params["call_jaxpr"].in_avals
+        first = self._params["num_consts"]
         fresh = iter(zip(kept, self._kept_avals, strict=True))
         together = [
-            next(fresh) if number is None else (primals[number - self._count], avals[number])
+            next(fresh) if number is None else (primals[number - first], avals[number])
             for number in self._params["out_trees"]()[2]
         ]
         self._kept_avals = [aval for _, aval in together]
         return [array for array, _ in together]
-
-    @property
-    def _count(self) -> int:
-        return int(self._params["num_consts"])
 
     def backward(self, kept: list[Any], cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """Returns the cotangents of the operands, None for those that have none."""
@@ -134,5 +139,5 @@ class _ReverseRule:
         )
         values = list(map(Value, (*kept, *cotangents)))
         out = iter(interpret(closed.jaxpr, parameters(closed.consts), values, self._context))
-        pairs = zip(missing, self._dtypes, strict=True)
-        return tuple(None if gap else _like(next(out), dtype) for gap, dtype in pairs)
+        pairs = zip(missing, self._operands, strict=True)
+        return tuple(None if gap else _like(next(out), each.dtype) for gap, each in pairs)

@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
+from halfstep.jax._interpret._casts import run_in
 from halfstep.jax._interpret._context import Context, Decision
 from halfstep.jax._interpret._folding import folded
 from halfstep.jax._interpret._values import (
@@ -31,7 +32,6 @@ from halfstep.jax._ops import (
     MOVING,
     RESHAPING,
     SEPARATE,
-    SPREADING,
     plain_name,
 )
 from halfstep.jax._private import bind
@@ -69,7 +69,7 @@ def run_operation(
         decision = Decision(decision.action, _READ_WIDE, FLOAT32)
     if decision.dtype is not None and _combines(equation, decision.dtype):
         return as_written(equation, operands, context, _COMBINES)
-    out = _run(equation, name, operands, floats, decision)
+    out = run_in(decision.dtype, equation, operands, floats)
     results = _results(equation, operands, out, name)
     return noted(context, equation, operands, results, decision)
 
@@ -178,54 +178,6 @@ _TARGETS: dict[str, Callable[[Sequence[Value], str, Context], Any]] = {
     "widest": lambda floats, name, context: _common(floats, name),
     "keep": lambda floats, name, context: _common(floats, name),
 }
-
-
-def _run(
-    equation: Any,
-    name: str,
-    operands: Sequence[Value],
-    floats: Sequence[bool],
-    decision: Decision,
-) -> list[Any]:
-    dtype = decision.dtype
-    if name in SPREADING and _spreads(equation, operands):
-        return _spread(equation, operands, floats, dtype)
-    arrays = [
-        _in(each, dtype, name) if is_float and dtype is not None else each.array
-        for each, is_float in zip(operands, floats, strict=True)
-    ]
-    return bind(equation, arrays, **_preferred(equation, dtype))
-
-
-def _in(value: Value, dtype: Any, name: str) -> Any:
-    return value.within(dtype) if name in BOUNDING else value.in_(dtype)
-
-
-def _spreads(equation: Any, operands: Sequence[Value]) -> bool:
-    grows = equation.outvars[0].aval.size > equation.invars[0].aval.size
-    varies = operands[0].origin.kind != "constant" and is_low(operands[0].dtype)
-    return varies and (grows or equation.primitive.name == "gather")
-
-
-def _spread(
-    equation: Any, operands: Sequence[Value], floats: Sequence[bool], dtype: Any
-) -> list[Any]:
-    # By way of float32, so that its derivative, a sum over many elements, is computed there.
-    dtype = operands[0].dtype if dtype is None else dtype
-    pairs = zip(operands, floats, strict=True)
-    out = bind(
-        equation, [each.in_(FLOAT32) if is_float else each.array for each, is_float in pairs]
-    )
-    return [Value(each).in_(dtype) for each in out]
-
-
-def _preferred(equation: Any, dtype: Any) -> dict[str, Any]:
-    """Returns what a product is to hand on, unless something else was asked for."""
-    asked = equation.params.get("preferred_element_type")
-    usual = widest([var.aval.dtype for var in equation.invars if _is_eligible(var.aval)])
-    if asked is None or asked != usual or dtype is None:
-        return {}
-    return {"preferred_element_type": dtype}
 
 
 def _results(

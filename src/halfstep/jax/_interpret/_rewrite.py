@@ -55,9 +55,9 @@ def rewrite(
     avals = tuple(map(_arriving, closed.in_avals, operands))
     origins = tuple(each.origin for each in operands)
     wanted = tuple(outputs or [None] * len(closed.out_avals))
-    if closed.consts or context.note is not None:
+    if context.note is not None:
         return _rewritten(closed, avals, origins, wanted, context)
-    kept = _KEPT.setdefault(closed.jaxpr, {})
+    kept = _KEPT.setdefault(closed if closed.consts else closed.jaxpr, {})
     key = avals, origins, wanted, context, _private.trace_context()
     if key not in kept:
         kept[key] = _rewritten(closed, avals, origins, wanted, context)
