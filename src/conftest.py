@@ -11,11 +11,14 @@ import pytest
 
 BACKENDS = {"jax", "tensorflow", "torch"}
 KERAS = Path(__file__).parent / "halfstep" / "keras"
+JAX = Path(__file__).parent / "halfstep" / "jax"
 
 _chosen = os.environ.get("KERAS_BACKEND")
 collect_ignore_glob = [f"{KERAS}*/_on_{name}.py" for name in sorted(BACKENDS - {_chosen})]
 if _chosen is None or find_spec("keras") is None:
     collect_ignore_glob = [str(KERAS), f"{KERAS}/*"]
+if find_spec("jax") is None:
+    collect_ignore_glob += [str(JAX), f"{JAX}/*"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

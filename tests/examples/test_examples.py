@@ -13,6 +13,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 # script, arguments that make it short, what it prints, the range that the result is in
 RUNS = [
     ("digits.py", ["--epochs", "2"], r"held-out accuracy (0\.\d{4})\n", 0.85, 1.0),
+    ("jax_digits.py", ["--epochs", "2"], r"held-out accuracy (0\.\d{4})\n", 0.85, 1.0),
     ("keras_digits.py", ["--epochs", "3"], r"held-out accuracy (0\.\d{4})\n", 0.85, 1.0),
     ("bytelm.py", ["--steps", "20"], r"held-out loss (\d\.\d{4}) bits per byte\n", 3.0, 6.0),
 ]
@@ -27,8 +28,9 @@ def printed(script, *arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize(("script", "short", "pattern", "low", "high"), RUNS, ids=NAMES)
 def test_example_trains_and_repeats(script, short, pattern, low, high):
-    if script.startswith("keras") and find_spec("keras") is None:
-        pytest.skip("Keras is not installed")
+    framework = script.partition("_")[0]
+    if framework in ("keras", "jax") and find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed")
     first = printed(script, *short, "--seed", "1")
     assert low <= float(re.fullmatch(pattern, first)[1]) <= high
     assert printed(script, *short, "--seed", "1") == first

@@ -1,0 +1,172 @@
+"""Makes a function run in mixed precision, each operation in the dtype that the rules say."""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
+
+import jax
+
+from halfstep.core import Policy, overriding_policy
+from halfstep.errors import PolicyError, UsageError
+from halfstep.jax import _tracing
+from halfstep.jax._arguments import Traced, is_real, traced
+from halfstep.jax._interpret import (
+    FLOAT32,
+    Context,
+    Value,
+    context_of,
+    interpret,
+    parameters,
+    wanted_dtypes,
+)
+from halfstep.jax._private import eval_jaxpr
+from halfstep.jax._region import bounded, initial_scale
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@overload
+def autocast(
+    function: _Function, /, policy: Policy | str = ..., *, scale: Any = ...
+) -> _Function: ...
+
+
+@overload
+def autocast(
+    function: None = None, /, policy: Policy | str = ..., *, scale: Any = ...
+) -> Callable[[_Function], _Function]: ...
+
+
+def autocast(
+    function: Any = None, /, policy: Policy | str = "mixed_bfloat16", *, scale: Any = None
+) -> Any:
+    """Returns a function whose operations run in the dtypes that a policy's rules say.
+
+    It takes and returns what the function does, and composes in any order with `jax.jit`, `grad`,
+    `vmap`, `jvp` and `checkpoint`. What runs inside of `jit`, loops, branches, `checkpoint`,
+    `shard_map` and functions with derivatives of their own follows the rules as well; kernels of
+    Pallas and operations that halfstep does not know run as they are written. Loops carry the
+    dtypes that they were written for. With `compute_dtype=float32` nothing changes at all.
+
+    Where the policy scales, the function is a region: gradients are multiplied by a power of two
+    where they enter a low format and divided by it, in float32, where they leave the function, so
+    what `jax.grad` returns is true-valued. The power of two is chosen by what enters. The terms of
+    a second derivative that lead back through what the first one kept for its backward are not
+    scaled.
+
+    Args:
+        function: The function. Default: `autocast` is used as a decorator with arguments.
+        policy: The policy, or its text form. Its `param_dtype` is of no account here: parameters
+            are arguments, in whatever dtype they have.
+        scale: What the sum of the magnitudes of gradients that enter a low format is brought
+            below: a number, an array, or something that has one as `loss_scale` or `scale`.
+            Default: that of the policy if it is static, and 4096 if it is dynamic, because nobody
+            adapts it.
+
+    Returns:
+        The function in mixed precision.
+
+    Raises:
+        PolicyError: The policy cannot be read, or has no meaning in JAX.
+        ScaleError: The scale is not a number above 0.
+        UsageError: It is no function that runs in one go.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> weights, inputs = jnp.ones((4, 2)), jnp.ones((3, 4))
+        >>> @autocast
+        ... def loss(weights, inputs):
+        ...     product = inputs @ weights
+        ...     return jnp.mean(product**2)
+        >>> loss(weights, inputs).dtype, jax.grad(loss)(weights, inputs).dtype
+        (dtype('float32'), dtype('float32'))
+        >>> "bf16[3,2] = dot_general" in str(jax.make_jaxpr(loss)(weights, inputs))
+        True
+    """
+    asked = _checked(Policy.of(policy))
+    initial_scale(asked, scale)
+    if function is None:
+        return functools.partial(autocast, policy=asked, scale=scale)
+    _check_function(function)
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        chosen = _chosen(asked)
+        nested = _tracing.is_inside()
+        if chosen.compute_dtype == "float32" and not nested:
+            return function(*args, **kwargs)
+        with _tracing.inside():
+            program = traced(function, (args, kwargs), is_real)
+        return program.finish(_run(program, chosen, scale, nested=nested))
+
+    return run
+
+
+def _chosen(asked: Policy) -> Policy:
+    """Returns the policy in force; who asks for float32 gets it in any case."""
+    if asked.compute_dtype == "float32":
+        return asked
+    return _checked(overriding_policy() or asked)
+
+
+def _checked(policy: Policy) -> Policy:
+    if policy.compute_dtype not in _COMPUTE_DTYPES:
+        raise PolicyError(
+            f"autocast needs compute_dtype to be one of {', '.join(_COMPUTE_DTYPES)}, got"
+            f" {policy.compute_dtype!r}. What is in float64 already is left alone."
+        )
+    return policy
+
+
+def _check_function(function: Any) -> None:
+    suspended = (
+        inspect.iscoroutinefunction,
+        inspect.isgeneratorfunction,
+        inspect.isasyncgenfunction,
+    )
+    if not callable(function) or isinstance(function, type) or any(f(function) for f in suspended):
+        raise UsageError(
+            f"autocast needs a function that runs in one go, got {function!r}."
+            " Write autocast(function, policy), or put @autocast above the function."
+        )
+
+
+def _run(program: Traced, policy: Policy, scale: Any, *, nested: bool) -> Sequence[Any]:
+    operands = [*program.closed.consts, *program.operands]
+    run = lowered(program.closed, policy, context_of(policy))
+    around = initial_scale(policy, scale)
+    region = run if around is None else functools.partial(_bounded, run, around)
+    if nested:
+        region = jax.jit(_tracing.named(region))
+    results: Sequence[Any] = region(*operands)
+    return results
+
+
+def _bounded(run: Callable[..., Sequence[Any]], scale: Any, *arrays: Any) -> Sequence[Any]:
+    return bounded(run, scale, arrays)
+
+
+def lowered(closed: Any, policy: Policy, context: Context) -> Callable[..., Sequence[Any]]:
+    """Returns what runs a program by the rules, on its constants and its operands."""
+    count = len(closed.consts)
+
+    def run(*arrays: Any) -> list[Any]:
+        if policy.compute_dtype == "float32":
+            return list(eval_jaxpr(closed.jaxpr, arrays[:count], *arrays[count:]))
+        values = parameters(arrays)
+        out = interpret(closed.jaxpr, values[:count], values[count:], context)
+        return list(map(_handed_back, out, _output_dtypes(closed, policy)))
+
+    return run
+
+
+def _output_dtypes(closed: Any, policy: Policy) -> list[Any]:
+    """Returns the dtypes of results: those they were written in, but for float32."""
+    output = jax.numpy.dtype(policy.output_dtype)
+    return [output if dtype == FLOAT32 else dtype for dtype in wanted_dtypes(closed.out_avals)]
+
+
+def _handed_back(value: Value, dtype: Any) -> Any:
+    return value.array if dtype is None else value.in_(dtype)

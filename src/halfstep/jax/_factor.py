@@ -1,0 +1,67 @@
+"""The power of two by which gradients are scaled inside a region, chosen by what arrives.
+
+The sum of the magnitudes of what enters is brought just below the scale of the region, as it is in
+the other front-ends: multiplying a loss by a million changes nothing inside.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from jax import lax
+from jax import numpy as jnp
+
+from halfstep.jax._private import sub_jaxprs
+
+_EXPONENT = 0x7F800000
+# Beyond these, the reciprocal of a scale would not be exact any more.
+_SMALLEST, _LARGEST = 2.0**-100, 2.0**100
+
+
+def choose(scale: Any, arrays: Sequence[Any], axes: tuple[str, ...]) -> tuple[Any, Any]:
+    """Returns the factor for what enters, and its inverse.
+
+    Args:
+        scale: What the sum of magnitudes is brought below.
+        arrays: What enters.
+        axes: The mesh axes over which all devices must choose the same factor.
+    """
+    size = lax.stop_gradient(sum(map(_size, arrays), start=jnp.zeros((), jnp.float32)))
+    size = lax.pmax(size, axes) if axes else size
+    # Where nothing but zeros enters, what enters later should find a usual factor.
+    power = jnp.where(size == 0, jnp.float32(0.5), _power_of_two(size))
+    around = 2 * jnp.clip(power, jnp.float32(_SMALLEST), jnp.float32(_LARGEST))
+    scale = _power_of_two(jnp.asarray(scale, jnp.float32))
+    return scale / around, around / scale
+
+
+def times(factor: Any, arrays: Sequence[Any]) -> list[Any]:
+    """Returns arrays times a factor."""
+    return [array * factor.astype(array.dtype) for array in arrays]
+
+
+def _size(array: Any) -> Any:
+    return jnp.sum(jnp.abs(array).astype(jnp.float32))
+
+
+def _power_of_two(number: Any) -> Any:
+    """Returns the largest power of two that is not larger, inf for what is not finite."""
+    bits = lax.bitcast_convert_type(number, jnp.int32) & jnp.int32(_EXPONENT)
+    return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def shared_axes(equations: Iterable[Any]) -> tuple[str, ...]:
+    """Returns the mesh axes over which equations combine values of several devices."""
+    return tuple(dict.fromkeys(_axes(equations)))
+
+
+def _axes(equations: Iterable[Any]) -> Iterator[str]:
+    for equation in equations:
+        for name in ("axes", "axis_name"):
+            given = equation.params.get(name, ())
+            yield from (axis for axis in _tuple(given) if isinstance(axis, str))
+        for inner in sub_jaxprs(equation.params):
+            yield from _axes(inner.eqns)
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)

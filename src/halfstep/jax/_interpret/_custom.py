@@ -1,0 +1,143 @@
+"""Functions with derivatives of their own, which they keep: those are gone through as well."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+
+from halfstep.jax import _private
+from halfstep.jax._interpret._context import Context
+from halfstep.jax._interpret._interpreter import handles, interpret
+from halfstep.jax._interpret._rewrite import Rewritten, rewrite
+from halfstep.jax._interpret._values import ELIGIBLE, Value, parameters
+from halfstep.jax._private import Zero, eval_jaxpr, located
+
+
+@handles("custom_jvp_call")
+def run_custom_jvp(equation: Any, operands: Sequence[Value], context: Context) -> list[Value]:
+    """Calls a function with its own forward-mode rule."""
+    inner, run, free = _function(equation, operands, context)
+    rule = equation.params["jvp_jaxpr_fun"]
+    quiet = context.inside(equation).quiet()
+
+    def moved(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+        jaxpr, consts, zeros = rule.call_wrapped(*[False] * len(primals))
+        given = [*_as(primals, free), *map(Value, tangents)]
+        out = interpret(jaxpr, parameters(consts), given, quiet)
+        results = tuple(map(_like, out[: len(zeros)], inner.dtypes))
+        return results, _tangents(results, zeros, out[len(zeros) :])
+
+    function = jax.custom_jvp(run)
+    function.defjvp(moved)
+    with located(equation):
+        return inner.values(function(*(each.array for each in free)))
+
+
+def _function(
+    equation: Any, operands: Sequence[Value], context: Context
+) -> tuple[Rewritten, Callable[..., Any], Sequence[Value]]:
+    """Returns the function itself, what calls it, and the operands it does not close over."""
+    count = equation.params["num_consts"]
+    inner = rewrite(equation.params["call_jaxpr"], operands, context.inside(equation))
+    consts = [each.array for each in operands[:count]]
+
+    def run(*arrays: Any) -> tuple[Any, ...]:
+        return tuple(eval_jaxpr(inner.closed.jaxpr, inner.closed.consts, *consts, *arrays))
+
+    return inner, run, operands[count:]
+
+
+def _as(arrays: Sequence[Any], operands: Sequence[Value]) -> list[Value]:
+    """Returns arrays as values that come from where the operands do."""
+    return [Value(array, each.origin) for array, each in zip(arrays, operands, strict=True)]
+
+
+def _like(value: Value, dtype: Any) -> Any:
+    """Returns a result in the dtype that was announced."""
+    return value.in_(dtype) if dtype in ELIGIBLE and value.dtype in ELIGIBLE else value.array
+
+
+def _tangents(
+    results: Sequence[Any], zeros: Sequence[bool], found: Sequence[Value]
+) -> tuple[Any, ...]:
+    """Returns a tangent for each result, in its dtype."""
+    moving = iter(found)
+    pairs = zip(results, zeros, strict=True)
+    return tuple(
+        _no_tangent(result) if zero else _like(next(moving), jax.typeof(result).dtype)
+        for result, zero in pairs
+    )
+
+
+def _no_tangent(result: Any) -> Any:
+    if jnp.issubdtype(result.dtype, jnp.inexact):
+        return jnp.zeros_like(result)
+    return np.zeros(result.shape, jax.dtypes.float0)
+
+
+@handles("custom_vjp_call")
+def run_custom_vjp(equation: Any, operands: Sequence[Value], context: Context) -> list[Value]:
+    """Calls a function with its own reverse-mode rule."""
+    inner, run, free = _function(equation, operands, context)
+    rule = _ReverseRule(equation, free, inner, context.inside(equation).quiet())
+    function = jax.custom_vjp(run)
+    function.defvjp(rule.forward, rule.backward)
+    with located(equation):
+        return inner.values(function(*(each.array for each in free)))
+
+
+class _ReverseRule:
+    """The two halves of a reverse-mode rule, for operands in the dtypes that they have by now."""
+
+    def __init__(
+        self, equation: Any, operands: Sequence[Value], inner: Rewritten, context: Context
+    ) -> None:
+        self._params = equation.params
+        self._operands = operands
+        self._inner = inner
+        self._context = context
+        self._kept_avals: list[Any] = []
+
+    def forward(self, *primals: Any) -> tuple[tuple[Any, ...], list[Any]]:
+        """Returns the results, and what the backward needs."""
+        moving = [jnp.issubdtype(each.dtype, jnp.inexact) for each in self._operands]
+        jaxpr, consts = self._params["fwd_jaxpr_thunk"].call_wrapped(*moving)
+        values = _as(primals, self._operands)
+        out = interpret(jaxpr, parameters(consts), values, self._context)
+        count = len(out) - len(self._inner.dtypes)
+        results = map(_like, out[count:], self._inner.dtypes)
+        kept = [each.array for each in out[:count]]
+        self._kept_avals = [var.aval for var in jaxpr.outvars[:count]]
+        return tuple(results), self._with_forwarded(kept, primals)
+
+    def _with_forwarded(self, kept: list[Any], primals: Sequence[Any]) -> list[Any]:
+        """Returns what is kept, with the operands that JAX keeps by their number only."""
+        avals = self._params["call_jaxpr"].in_avals
+        first = self._params["num_consts"]
+        fresh = iter(zip(kept, self._kept_avals, strict=True))
+        together = [
+            next(fresh) if number is None else (primals[number - first], avals[number])
+            for number in self._params["out_trees"]()[2]
+        ]
+        self._kept_avals = [aval for _, aval in together]
+        return [array for array, _ in together]
+
+    def backward(self, kept: list[Any], cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Returns the cotangents of the operands, None for those that have none."""
+        missing: list[bool] = []
+
+        def run(*arrays: Any) -> list[Any]:
+            out = self._params["bwd"].call_wrapped(*arrays)
+            missing[:] = [isinstance(each, Zero) for each in out]
+            return [each for each in out if not isinstance(each, Zero)]
+
+        outgoing = [aval.to_ct_aval() for aval in self._params["call_jaxpr"].out_avals]
+        closed = _private.trace(
+            run, self._params["call_jaxpr"].jaxpr, [*self._kept_avals, *outgoing]
+        )
+        values = list(map(Value, (*kept, *cotangents)))
+        out = iter(interpret(closed.jaxpr, parameters(closed.consts), values, self._context))
+        pairs = zip(missing, self._operands, strict=True)
+        return tuple(None if gap else _like(next(out), each.dtype) for gap, each in pairs)

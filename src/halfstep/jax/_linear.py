@@ -1,0 +1,166 @@
+"""The derivative of a region, as an operation of its own.
+
+It is linear, so it can be computed of numbers that were multiplied by a power of two, and the
+result divided by it again. The derivative itself runs as it is, its transpose, which gradients go
+through, is scaled, and so is everything that comes of differentiating that again.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from halfstep.jax._private import Zero, eval_jaxpr
+from halfstep.jax._scaled import run_scaled
+
+linear_p = Primitive("halfstep_linear")
+linear_p.multiple_results = True
+
+
+def linear_map(
+    scale: Any, closed: Any, held: Sequence[Any], moving: Sequence[Any], *, scaled: bool
+) -> list[Any]:
+    """Runs a linear program as one operation.
+
+    Args:
+        scale: What the sum of the magnitudes of what enters is brought below.
+        closed: The program, which takes what is held, then what it is linear in.
+        held: The values that it depends on otherwise.
+        moving: What it is linear in.
+        scaled: Whether what enters is scaled.
+    """
+    operands = (scale, *closed.consts, *held, *moving)
+    jaxpr = _without_consts(closed.jaxpr)
+    count = len(closed.consts) + len(held)
+    out: list[Any] = linear_p.bind(*operands, jaxpr=jaxpr, held=count, scaled=scaled)
+    return out
+
+
+def _without_consts(jaxpr: Any) -> Any:
+    return jaxpr.replace(
+        constvars=(),
+        invars=[*jaxpr.constvars, *jaxpr.invars],
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+
+
+def _run(scale: Any, *operands: Any, jaxpr: Any, held: int, scaled: bool) -> list[Any]:
+    if not scaled:
+        return list(eval_jaxpr(jaxpr, (), *operands))
+    return run_scaled(jaxpr, operands[:held], operands[held:], scale)
+
+
+linear_p.def_impl(_run)
+linear_p.def_abstract_eval(lambda *avals, jaxpr, **_: [var.aval for var in jaxpr.outvars])
+mlir.register_lowering(linear_p, mlir.lower_fun(_run, multiple_results=True))
+
+
+def _transpose(
+    cotangents: Sequence[Any], scale: Any, *operands: Any, jaxpr: Any, held: int, scaled: bool
+) -> list[Any]:
+    del scaled
+    asked = [ad.is_undefined_primal(each) for each in operands[held:]]
+    live = [place for place, each in enumerate(cotangents) if not isinstance(each, Zero)]
+    given = [
+        each.aval if is_asked else jax.typeof(each)
+        for each, is_asked in zip(operands[held:], asked, strict=True)
+    ]
+
+    def run(*arrays: Any) -> tuple[Any, ...]:
+        def forward(*moving: Any) -> list[Any]:
+            results = eval_jaxpr(jaxpr, (), *arrays[:held], *moving)
+            return [results[place] for place in live]
+
+        return jax.linear_transpose(forward, *given)(list(arrays[held:]))
+
+    entering = [cotangents[place] for place in live]
+    closed = jax.make_jaxpr(run)(*operands[:held], *entering)
+    out = linear_map(scale, closed, operands[:held], entering, scaled=True)
+    pairs = zip(out, asked, strict=True)
+    return [None] * (1 + held) + [each if is_asked else None for each, is_asked in pairs]
+
+
+ad.primitive_transposes[linear_p] = _transpose
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Any, held: int, scaled: bool
+) -> tuple[list[Any], list[Any]]:
+    scale, *operands = primals
+    params = {"jaxpr": jaxpr, "held": held, "scaled": scaled}
+    moves = [not isinstance(each, Zero) for each in tangents[1:]]
+    if not any(moves[:held]):
+        moving = map(ad.instantiate_zeros, tangents[1 + held :])
+        both = ([*operands[held:]], [*moving])
+        out, moved = (linear_p.bind(scale, *operands[:held], *each, **params) for each in both)
+        return out, moved
+    ways = [each for each, does in zip(tangents[1:], moves, strict=True) if does]
+    program = functools.partial(_run, scale, **params)
+    # What is held by now has that scale, and is multiplied with what enters.
+    scale = jnp.ones_like(scale) if scaled else scale
+    return derivative(scale, program, operands, moves, ways, scaled=scaled)
+
+
+ad.primitive_jvps[linear_p] = _jvp
+
+
+def derivative(
+    scale: Any,
+    program: Callable[..., Sequence[Any]],
+    operands: Sequence[Any],
+    moves: Sequence[bool],
+    ways: Sequence[Any],
+    *,
+    scaled: bool = False,
+) -> tuple[list[Any], list[Any]]:
+    """Returns what a program gives, and how its real results move.
+
+    Args:
+        scale: What the sum of the magnitudes of gradients is brought below.
+        program: The program.
+        operands: What it is called with.
+        moves: Which of them move.
+        ways: The tangents of those.
+        scaled: Whether the tangents are scaled as well.
+    """
+
+    def at(*moving: Any) -> list[Any]:
+        moved = iter(moving)
+        pairs = zip(operands, moves, strict=True)
+        return list(program(*(next(moved) if does else each for each, does in pairs)))
+
+    start = [each for each, does in zip(operands, moves, strict=True) if does]
+    out, tangents = jax.linearize(at, *start)
+    closed = jax.make_jaxpr(lambda *given: list(filter(_is_real, tangents(*given))))(*ways)
+    return out, linear_map(scale, closed, (), ways, scaled=scaled)
+
+
+def _is_real(tangent: Any) -> bool:
+    return bool(tangent.dtype != jax.dtypes.float0)
+
+
+def _batch(
+    axis: Any, operands: Sequence[Any], dims: Sequence[Any], *, jaxpr: Any, held: int, scaled: bool
+) -> tuple[list[Any], list[int]]:
+    def program(*arrays: Any) -> list[Any]:
+        return list(eval_jaxpr(jaxpr, (), *arrays))
+
+    mapped = jax.vmap(
+        program,
+        tuple(dims[1:]),
+        axis_name=axis.name,
+        axis_size=axis.size,
+        spmd_axis_name=axis.spmd_name,
+    )
+    scale, *arrays = operands
+    scale = scale if dims[0] is None else jnp.min(scale)
+    closed = jax.make_jaxpr(mapped)(*arrays)
+    out = linear_map(scale, closed, arrays[:held], arrays[held:], scaled=scaled)
+    return out, [0] * len(out)
+
+
+batching.fancy_primitive_batchers[linear_p] = _batch

@@ -1,0 +1,109 @@
+"""Every private name of JAX that halfstep uses, checked once at import."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr
+from jax.interpreters import partial_eval
+
+from halfstep.errors import UnsupportedVersionError
+
+SUPPORTED = "0.10"
+
+_NEEDED = (
+    "config.trace_context",
+    "core.Literal",
+    "core.ShapedArray",
+    "core.eval_jaxpr",
+    "core.jaxprs_in_params",
+    "core.typeof",
+    "interpreters.ad.Zero",
+    "linear_util.wrap_init",
+    "source_info_util.current_name_stack",
+    "source_info_util.user_context",
+)
+
+
+def found(path: str) -> Any:
+    """Returns the object of a dotted path below `jax._src`.
+
+    Raises:
+        UnsupportedVersionError: This version of JAX has no such object.
+
+    Example:
+        >>> found("core.Literal").__name__
+        'Literal'
+    """
+    module, *names = path.rsplit(".", 1)
+    try:
+        here = import_module(f"jax._src.{module}")
+        for name in names:
+            here = getattr(here, name)
+    except (AttributeError, ImportError):
+        raise UnsupportedVersionError(
+            f"halfstep.jax needs JAX {SUPPORTED} or later, got {jax.__version__}, which lacks"
+            f" jax._src.{path}. Install a supported JAX, or a newer halfstep."
+        ) from None
+    return here
+
+
+for _path in _NEEDED:
+    found(_path)
+
+Literal = found("core.Literal")
+ShapedArray = found("core.ShapedArray")
+Zero = found("interpreters.ad.Zero")
+typeof = found("core.typeof")
+eval_jaxpr = found("core.eval_jaxpr")
+sub_jaxprs = found("core.jaxprs_in_params")
+_context = found("config.trace_context")
+_wrap = found("linear_util.wrap_init")
+_names = found("source_info_util.current_name_stack")
+_user_context = found("source_info_util.user_context")
+
+# Such as `transpose(jvp(encoder))`, which runs for the module `encoder`.
+_TRANSFORMED = re.compile(r"\w+\(([^()]*)\)")
+
+
+def trace_context() -> Any:
+    """Returns all settings of JAX that tracing depends on, hashable."""
+    return _context()
+
+
+def trace(function: Callable[..., Any], like: Any, avals: Sequence[Any]) -> Any:
+    """Returns the closed jaxpr of a flat function, under the name of another jaxpr."""
+    wrapped = _wrap(function, debug_info=like.debug_info.with_unknown_names())
+    jaxpr, _, consts = partial_eval.trace_to_jaxpr_dynamic(wrapped, list(avals))[:3]
+    return ClosedJaxpr(jaxpr, consts)
+
+
+@contextlib.contextmanager
+def located(equation: Any) -> Iterator[None]:
+    """Binds primitives as if they stood where the equation was written."""
+    source = equation.source_info
+    names = _names() + source.name_stack
+    with _user_context(source.traceback, name_stack=names), equation.ctx.manager:
+        yield
+
+
+def scope(equation: Any) -> str:
+    """Returns the dotted path of the module in which the equation was written.
+
+    Modules of Flax and Haiku are found by the named scopes that they open.
+    """
+    text, count = str(equation.source_info.name_stack), 1
+    while count:
+        text, count = _TRANSFORMED.subn(r"\1", text)
+    return ".".join(filter(None, text.split("/")))
+
+
+def bind(equation: Any, arrays: Sequence[Any], **changes: Any) -> list[Any]:
+    """Runs an equation on other operands, with some of its parameters changed."""
+    params = equation.primitive.get_bind_params(equation.params | changes)
+    with located(equation):
+        out = equation.primitive.bind(*arrays, **params)
+    return list(out) if equation.primitive.multiple_results else [out]

@@ -1,0 +1,72 @@
+"""The boundary of a region: gradients are scaled inside of it and true outside."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.custom_derivatives import SymbolicZero
+
+from halfstep.core import Policy
+from halfstep.errors import ScaleError
+from halfstep.jax._linear import derivative
+
+# Where nobody adapts the scale, it leaves room for gradients that grow on their way.
+UNADAPTED = 4096.0
+
+
+def initial_scale(policy: Policy, given: Any) -> Any:
+    """Returns what gradients that enter are brought to, None for no scaling.
+
+    Args:
+        policy: The policy, which needs no scale in float32.
+        given: What the user gives instead: a number, or something with a `loss_scale` or `scale`.
+    """
+    if policy.compute_dtype == "float32":
+        return None
+    if given is not None:
+        return _number(given)
+    scale = policy.scale
+    starts = {"static": scale.init_scale, "dynamic": min(UNADAPTED, scale.max_scale)}
+    return starts.get(scale.kind)
+
+
+def _number(given: Any) -> Any:
+    for name in ("loss_scale", "scale"):
+        given = getattr(given, name, given)
+    if not isinstance(given, jax.Array) and not (isinstance(given, int | float) and given > 0):
+        raise ScaleError(
+            f"autocast needs scale to be a number above 0, an array, or something with a loss_scale"
+            f" or scale, got {given!r}. Write for example scale=1024.0."
+        )
+    return given
+
+
+def bounded(
+    program: Callable[..., Sequence[Any]], scale: Any, operands: Sequence[Any]
+) -> list[Any]:
+    """Runs a program as a region.
+
+    Args:
+        program: Takes arrays, returns arrays.
+        scale: What the sum of the magnitudes of gradients that enter is brought below.
+        operands: What it is called with.
+    """
+    region = jax.custom_jvp(lambda scale, *arrays: list(program(*arrays)))
+
+    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        moves = [not isinstance(each, SymbolicZero) for each in tangents[1:]]
+        ways = [each for each in tangents[1:] if not isinstance(each, SymbolicZero)]
+        out, found = derivative(primals[0], program, primals[1:], moves, ways)
+        return out, _tangents(out, found)
+
+    region.defjvp(rule, symbolic_zeros=True)
+    return list(region(jax.numpy.asarray(scale, jax.numpy.float32), *operands))
+
+
+def _tangents(results: Sequence[Any], found: Sequence[Any]) -> list[Any]:
+    """Returns a tangent for each result; what is no real number has none."""
+    moving = iter(found)
+    types = [jax.typeof(each).to_tangent_aval() for each in results]
+    return [
+        SymbolicZero(each) if each.dtype == jax.dtypes.float0 else next(moving) for each in types
+    ]

@@ -1,0 +1,45 @@
+"""Whether a function is being traced for a region at the moment."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from halfstep.jax._interpret import REGION
+
+
+class _Local(threading.local):
+    depth = 0
+
+
+_LOCAL = _Local()
+
+
+def is_inside() -> bool:
+    """Returns whether this thread traces what a region holds.
+
+    Example:
+        >>> is_inside()
+        False
+    """
+    return _LOCAL.depth > 0
+
+
+@contextlib.contextmanager
+def inside() -> Iterator[None]:
+    """Says that this thread traces what a region holds, until the block ends."""
+    _LOCAL.depth += 1
+    try:
+        yield
+    finally:
+        _LOCAL.depth -= 1
+
+
+def named(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that the region around leaves alone, once it is compiled."""
+
+    def region(*arrays: Any) -> Any:
+        return function(*arrays)
+
+    region.__name__ = REGION
+    return region
