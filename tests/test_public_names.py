@@ -44,6 +44,7 @@ NAMES = {
         "MissingKeyError",
         "NoCheckError",
         "NonFiniteError",
+        "NotScalarError",
         "PolicyError",
         "RefusedOperationError",
         "RuleError",
