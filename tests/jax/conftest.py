@@ -4,11 +4,18 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-if find_spec("jax") is None:
-    collect_ignore = [path.name for path in Path(__file__).parent.glob("*.py")]
-else:
+HAS_JAX = find_spec("jax") is not None
+if HAS_JAX:
     import jax
+else:
+    collect_ignore = [path.name for path in Path(__file__).parent.glob("*.py")]
 
-    jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+@pytest.fixture(autouse=HAS_JAX)
+def strict_promotion():
+    with jax.numpy_dtype_promotion("strict"):
+        yield

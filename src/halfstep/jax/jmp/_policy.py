@@ -38,8 +38,8 @@ class Policy:
     Example:
         >>> import jax.numpy as jnp
         >>> policy = Policy(jnp.float32, jnp.bfloat16, jnp.float32)
-        >>> policy.cast_to_compute({"x": jnp.ones(2), "steps": jnp.arange(2)})
-        {'x': Array([1, 1], dtype=bfloat16), 'steps': Array([0, 1], dtype=int32)}
+        >>> policy.cast_to_compute({"steps": jnp.arange(2), "x": jnp.ones(2)})
+        {'steps': Array([0, 1], dtype=int32), 'x': Array([1, 1], dtype=bfloat16)}
         >>> str(policy)
         'p=full,c=bf16,o=full'
     """
@@ -106,8 +106,8 @@ def cast_to_full(tree: Tree) -> Tree:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> cast_to_full({"x": jnp.ones(2, jnp.float16), "name": "input"})
-        {'x': Array([1., 1.], dtype=float32), 'name': 'input'}
+        >>> cast_to_full({"name": "input", "x": jnp.ones(2, jnp.float16)})
+        {'name': 'input', 'x': Array([1., 1.], dtype=float32)}
     """
     return _cast_floating(tree, jnp.float32)
 
