@@ -12,9 +12,8 @@ from jax import lax
 # Exponent and mantissa bits of the formats that masters are kept for.
 FORMATS = {"float16": (5, 10), "bfloat16": (8, 7)}
 
-# Below it float16 is spaced evenly, and XLA rounds to zero.
+# Below it float16 is spaced evenly, by 2**-24, and XLA rounds to zero.
 _SMALLEST_NORMAL = 2.0**-14
-_SPACING = 2.0**-24
 
 
 def rounded(values: Any, dtype: Any) -> jax.Array:
@@ -24,11 +23,11 @@ def rounded(values: Any, dtype: Any) -> jax.Array:
         >>> rounded(jnp.float32(1.001), "bfloat16"), rounded(jnp.float32(1e-7), "float16")
         (Array(1., dtype=float32), Array(1.1920929e-07, dtype=float32))
     """
-    name = jnp.dtype(dtype).name
+    values, name = jnp.asarray(values), jnp.dtype(dtype).name
     nearest = lax.reduce_precision(values, *FORMATS[name])
     if name == "bfloat16":
         return nearest
-    even = lax.round(values / _SPACING, lax.RoundingMethod.TO_NEAREST_EVEN) * _SPACING
+    even = lax.round(values * 2.0**24, lax.RoundingMethod.TO_NEAREST_EVEN) * 2.0**-24
     return jnp.where(jnp.abs(values) < _SMALLEST_NORMAL, even, nearest)
 
 
