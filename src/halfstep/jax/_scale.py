@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from halfstep.core import LossScale, ScaleState
 from halfstep.errors import ScaleError, UsageError
 from halfstep.jax._finite import one_boolean
+from halfstep.jax._flax import tell_flax
 from halfstep.jax._numbers import is_number, wide
 from halfstep.jax._transition import Arrays, next_state
 
@@ -68,6 +69,9 @@ class NoOpLossScale:
         {'loss': 2.0}
     """
 
+    def __post_init__(self) -> None:
+        tell_flax(NoOpLossScale)
+
     @property
     def loss_scale(self) -> int:
         """The scale, which is 1."""
@@ -119,6 +123,7 @@ class StaticLossScale:
                 "Write for example 2.0**15."
             )
         object.__setattr__(self, "loss_scale", known)
+        tell_flax(StaticLossScale)
 
     def scale(self, tree: Tree) -> Tree:
         """Returns the tree times the scale, at least in float32."""
@@ -169,13 +174,12 @@ class DynamicLossScale:
     def __post_init__(self) -> None:
         rule = LossScale.of(self.rule)
         given = rule.init_scale if self.loss_scale is None else self.loss_scale
-        self._set(rule, checked_scale("DynamicLossScale", given), self.finite_steps, self.overflows)
-
-    def _set(self, rule: LossScale, scale: Any, finite_steps: Any, overflows: Any) -> None:
         object.__setattr__(self, "rule", rule)
-        object.__setattr__(self, "loss_scale", scale)
-        object.__setattr__(self, "finite_steps", jnp.asarray(finite_steps).astype(jnp.int32))
-        object.__setattr__(self, "overflows", jnp.asarray(overflows).astype(jnp.int32))
+        object.__setattr__(self, "loss_scale", checked_scale("DynamicLossScale", given))
+        for name in ("finite_steps", "overflows"):
+            count = jnp.asarray(getattr(self, name)).astype(jnp.int32)
+            object.__setattr__(self, name, count)
+        tell_flax(DynamicLossScale)
 
     @property
     def state(self) -> ScaleState:

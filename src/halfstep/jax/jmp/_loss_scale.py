@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from halfstep import core
 from halfstep.errors import ScaleError, UsageError
 from halfstep.jax._finite import one_boolean
+from halfstep.jax._flax import tell_flax
 from halfstep.jax._scale import (
     SMALLEST,
     NoOpLossScale,
@@ -64,6 +65,7 @@ class DynamicLossScale:
         object.__setattr__(self, "loss_scale", scale)
         object.__setattr__(self, "counter", jnp.asarray(self.counter).astype(jnp.int32))
         self._rule()
+        tell_flax(DynamicLossScale)
 
     def _rule(self) -> core.LossScale:
         # jmp takes 20.0 for a period as well.
