@@ -23,7 +23,10 @@ def run(sharding, replicated, layout):
         return apply_updates(params, updates), state
 
     params = jax.device_put(jnp.ones((16, 4), jnp.bfloat16), sharding)
-    state = jax.device_put(optimizer.init(params), replicated)
+    state = jax.tree.map(
+        lambda leaf: jax.device_put(leaf, sharding if leaf.shape == params.shape else replicated),
+        optimizer.init(params),
+    )
     compiled, states = Compiled(step), []
     for number, place in enumerate(BAD):
         grads = jnp.full((16, 4), 2.0**number)

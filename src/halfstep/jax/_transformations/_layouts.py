@@ -86,7 +86,7 @@ LAYOUTS = {
     ),
     "split": Layout(
         dtypes=("bfloat16",),
-        start=lambda param: jnp.zeros(param.shape, jnp.int16),
+        start=lambda param: jnp.zeros_like(param, jnp.int16),
         read=merge,
         low=lambda master, dtype: split(master)[0],
         keep=_keep_split,
