@@ -8,7 +8,7 @@ import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-HAS_JAX = find_spec("jax") is not None
+HAS_JAX = all(map(find_spec, ("jax", "optax")))
 if HAS_JAX:
     import jax
 else:

@@ -1,4 +1,4 @@
-"""What jmp gets wrong, and ours does not."""
+"""What ours does as jmp does, and what jmp gets wrong."""
 
 import pickle
 
