@@ -28,3 +28,10 @@ def test_the_sum_is_rounded_once():
 def test_a_negative_zero_changes_nothing():
     zeros = jnp.array([0.0, -0.0], jnp.float16)
     assert jnp.signbit(apply_updates(zeros, jnp.array([-0.0, -0.0]))).tolist() == [False, True]
+
+
+def test_leaves_without_an_update_stay_as_they_are():
+    model = {"w": jnp.ones(2), "activation": jnp.tanh}
+    got = apply_updates(model, {"w": jnp.ones(2), "activation": None})
+    assert got["w"].tolist() == [2.0, 2.0]
+    assert got["activation"] is jnp.tanh

@@ -5,15 +5,18 @@ from typing import Any
 
 import jax
 
+_TOLD: set[type] = set()
+
 
 def tell_flax(kind: type) -> None:
-    """Registers a tree whose leaves have names, if flax is loaded.
+    """Registers a tree whose leaves have names, once flax is loaded.
 
-    A type registers whenever a value of it is created, so flax may be loaded later than halfstep.
+    It is called whenever a value is made, because flax may be loaded later than halfstep.
     """
     flax = sys.modules.get("flax.serialization")
-    if flax is not None:
-        flax.register_serialization_state(kind, _to_state_dict, _from_state_dict, override=True)
+    if flax is not None and kind not in _TOLD:
+        flax.register_serialization_state(kind, _to_state_dict, _from_state_dict)
+        _TOLD.add(kind)
 
 
 def _to_state_dict(value: Any) -> dict[str, Any]:

@@ -12,8 +12,8 @@ Result = TypeVar("Result", bound=jax.Array)
 def only_if(pred: jax.Array, compute: Callable[[], Result], otherwise: Result) -> Result:
     """Returns what is computed where a predicate holds, else another array like it.
 
-    On a CPU nothing is computed if it does not hold. Elsewhere a branch would wait for the device
-    to tell the outcome, which takes longer than one more result of a pass over the numbers.
+    On a CPU nothing is computed if it does not hold. Elsewhere there is no branch, for which the
+    device would have to tell the outcome first.
 
     Example:
         >>> only_if(jnp.bool_(True), lambda: jnp.int32(1), jnp.int32(0)).item()

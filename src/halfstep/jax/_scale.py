@@ -232,6 +232,7 @@ def _unflatten(rule: Any, leaves: Any) -> DynamicLossScale:
     value = object.__new__(DynamicLossScale)
     for name, leaf in zip(("rule", *_LEAVES), (rule, *leaves), strict=True):
         object.__setattr__(value, name, leaf)
+    tell_flax(DynamicLossScale)
     return value
 
 

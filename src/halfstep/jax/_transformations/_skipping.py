@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from halfstep.core import LossScale
 from halfstep.errors import UsageError
 from halfstep.jax._finite import all_finite, nonfinite_kinds
+from halfstep.jax._flax import tell_flax
 from halfstep.jax._numbers import is_inexact
 from halfstep.jax._rarely import only_if
 from halfstep.jax._scale import AnyLossScale, DynamicLossScale, Rule
@@ -94,6 +95,7 @@ def apply_if_finite(
     inner, first = optax.with_extra_args_support(inner), scale_of(loss_scale)
 
     def init(params: Any) -> ApplyIfFiniteState:
+        tell_flax(type(first))
         count, held = jnp.int32(0), jnp.zeros(len(jax.tree.leaves(params)), jnp.uint8)
         told = {"nonfinite": held, "at_floor": jnp.bool_(False), "max_consecutive_errors": limit}
         return ApplyIfFiniteState(

@@ -13,7 +13,7 @@ def apply_updates(params: Tree, updates: Any) -> Tree:
     """Returns the parameters plus their updates, in the dtypes of the parameters.
 
     As `optax.apply_updates`, also where JAX promotes no dtypes by itself: parameters in half
-    precision are added to in float32 and rounded once.
+    precision are added to in float32 and rounded once. A leaf whose update is None stays as it is.
 
     Args:
         params: The parameters.
@@ -26,8 +26,8 @@ def apply_updates(params: Tree, updates: Any) -> Tree:
     """
 
     def add(param: Any, update: Any) -> Any:
-        if param is None:
-            return None
+        if param is None or update is None:
+            return param
         dtype = jax.numpy.result_type(param)
         with jax.numpy_dtype_promotion("standard"):
             return (wide(param) + update).astype(dtype)

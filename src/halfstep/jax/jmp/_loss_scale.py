@@ -117,6 +117,7 @@ class DynamicLossScale:
         value = object.__new__(cls)
         for name, content in zip((*_DATA, *_META), (*data, *meta), strict=True):
             object.__setattr__(value, name, content)
+        tell_flax(cls)
         return value
 
 
