@@ -50,6 +50,7 @@ NAMES = {
         "MissingKeyError",
         "NoCheckError",
         "NonFiniteError",
+        "NotScalarError",
         "PolicyError",
         "RefusedOperationError",
         "RuleError",

@@ -13,8 +13,9 @@ import pytest
 from halfstep.core import FORMATS
 
 ROOT = Path(__file__).parent.parent
-# Keras has one backend per process: `tests/keras` runs its page in one for each.
-ELSEWHERE = {ROOT / "docs" / "keras.md"}
+# Keras has one backend per process: `tests/keras` runs its page in one for each. `tests/jax` runs
+# its own, because JAX need not be installed.
+ELSEWHERE = {ROOT / "docs" / name for name in ("keras.md", "coming-from-jmp.md")}
 PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - ELSEWHERE)]
 BLOCK = re.compile(
     r"^(?P<mark><!-- not executed: (?P<reason>[^\n]+?) -->\n)?```python\n(?P<code>.*?)^```$",

@@ -13,6 +13,7 @@ __all__ = [
     "MissingKeyError",
     "NoCheckError",
     "NonFiniteError",
+    "NotScalarError",
     "PolicyError",
     "RefusedOperationError",
     "RuleError",
@@ -45,6 +46,10 @@ class FormatError(HalfstepError, ValueError):
 
 class UsageError(HalfstepError, ValueError):
     """Any other argument that cannot be honoured."""
+
+
+class NotScalarError(UsageError, AssertionError):
+    """A predicate that is not one boolean."""
 
 
 class MissingFileError(UsageError, FileNotFoundError):

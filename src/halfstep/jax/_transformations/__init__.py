@@ -1,0 +1,1 @@
+"""Gradient transformations for optax."""

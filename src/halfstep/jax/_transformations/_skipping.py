@@ -1,0 +1,164 @@
+"""Skipping the steps whose gradients are not finite, without asking the host."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from halfstep.core import LossScale
+from halfstep.errors import UsageError
+from halfstep.jax._finite import all_finite, nonfinite_kinds
+from halfstep.jax._flax import tell_flax
+from halfstep.jax._numbers import is_inexact
+from halfstep.jax._rarely import only_if
+from halfstep.jax._scale import AnyLossScale, DynamicLossScale, Rule
+from halfstep.jax._scale import loss_scale as scale_of
+from halfstep.jax._transformations._installed import optax_for
+
+# No limit: more than any counter reaches.
+_MOST = 2**31 - 1
+
+
+class ApplyIfFiniteState(NamedTuple):
+    """The state of `apply_if_finite`; the first four fields are those of optax.
+
+    Args:
+        notfinite_count: Skipped steps in a row.
+        last_finite: Whether the last step was taken.
+        total_notfinite: All skipped steps.
+        inner_state: The state of the inner transformation, which no skipped step changes.
+        step: All steps, taken or skipped.
+        loss_scale: By which to scale the loss: `state.loss_scale.scale(loss)`.
+        nonfinite: What each leaf of the last skipped gradients held; `nonfinite()` reads it.
+        at_floor: Whether the last step was skipped although the scale could go no lower.
+        max_consecutive_errors: After how many skipped steps in a row `check_skips()` raises.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> optimizer = apply_if_finite(optax.sgd(0.5), loss_scale="dynamic(init_scale=8.0)")
+        >>> state = optimizer.init(jnp.float32(1.0))
+        >>> _, state = optimizer.update(jnp.float32(jnp.inf), state)
+        >>> int(state.step), int(state.total_notfinite), float(state.loss_scale.loss_scale)
+        (1, 1, 4.0)
+    """
+
+    notfinite_count: Any
+    last_finite: Any
+    total_notfinite: Any
+    inner_state: Any
+    step: Any
+    loss_scale: Any
+    nonfinite: Any
+    at_floor: Any
+    max_consecutive_errors: Any
+
+
+def apply_if_finite(
+    inner: Any,
+    max_consecutive_errors: int = _MOST,
+    *,
+    loss_scale: Rule | AnyLossScale | None = None,
+) -> Any:
+    """Returns the transformation that skips an update whose gradients are not finite.
+
+    Its updates are zero then, and the state of the inner transformation stays as it is, which
+    never sees a number that is not finite. Nothing waits for the device. Unlike optax's function of
+    this name it never gives in, because one such update destroys the parameters: call
+    `check_skips` now and then.
+
+    With a loss scale it takes gradients of the scaled loss, hands true ones on, in float32, and
+    adjusts the scale.
+
+    Args:
+        inner: The transformation that gets finite gradients, such as `optax.adam(1e-3)`.
+        max_consecutive_errors: After how many skipped steps in a row `check_skips` raises an error.
+        loss_scale: A `halfstep.LossScale`, its text form or one of the loss scales of this
+            package, by which the loss is scaled; None if it is not.
+
+    Raises:
+        MissingExtraError: If optax is not installed.
+        UsageError: If the number of errors is not positive.
+        ScaleError: If the scale could destroy a run.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> optimizer = apply_if_finite(optax.sgd(0.5), loss_scale="dynamic(init_scale=8.0)")
+        >>> weight = jnp.float32(3.0)
+        >>> state = optimizer.init(weight)
+        >>> grad = jax.grad(lambda weight: state.loss_scale.scale(weight**2))(weight)
+        >>> updates, state = optimizer.update(grad, state, weight)
+        >>> float(grad), float(updates)
+        (48.0, -3.0)
+    """
+    optax = optax_for("apply_if_finite")
+    limit = _checked_limit(max_consecutive_errors)
+    inner, first = optax.with_extra_args_support(inner), scale_of(loss_scale)
+
+    def init(params: Any) -> ApplyIfFiniteState:
+        tell_flax(type(first))
+        count, held = jnp.int32(0), jnp.zeros(len(jax.tree.leaves(params)), jnp.uint8)
+        told = {"nonfinite": held, "at_floor": jnp.bool_(False), "max_consecutive_errors": limit}
+        return ApplyIfFiniteState(
+            count, jnp.bool_(True), count, inner.init(params), count, first, **told
+        )
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
+        updates = state.loss_scale.unscale(updates)
+        finite = all_finite(updates)
+        safe = jax.tree.map(lambda leaf: _where(finite, leaf, 0.0), updates)
+        taken, inner_state = inner.update(safe, state.inner_state, params, **extra_args)
+        # The zero that changes no number, not even a negative zero.
+        taken = jax.tree.map(lambda leaf: _where(finite, leaf, -0.0), taken)
+        inner_state = jax.tree.map(
+            lambda new, old: _kept(finite, new, old), inner_state, state.inner_state
+        )
+        return taken, _counted(state, finite, updates)._replace(
+            inner_state=inner_state, max_consecutive_errors=jnp.int32(limit)
+        )
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _where(finite: Any, leaf: Any, otherwise: float) -> Any:
+    return jnp.where(finite, leaf, otherwise) if is_inexact(leaf) else leaf
+
+
+def _kept(finite: Any, new: Any, old: Any) -> Any:
+    old = jnp.asarray(old)
+    new = jnp.asarray(new)
+    same = new if new.dtype == old.dtype else new.astype(old.dtype)
+    return jax.lax.select(finite, same, old)
+
+
+def _counted(state: ApplyIfFiniteState, finite: Any, updates: Any) -> ApplyIfFiniteState:
+    bad = jnp.where(finite, 0, 1)
+    held = only_if(~finite, lambda: nonfinite_kinds(updates), state.nonfinite)
+    return state._replace(
+        notfinite_count=jnp.where(finite, 0, _next(state.notfinite_count, 1)),
+        last_finite=finite,
+        total_notfinite=_next(state.total_notfinite, bad),
+        step=_next(state.step, 1),
+        loss_scale=state.loss_scale.adjust(finite),
+        nonfinite=held,
+        at_floor=~finite & _was_at_floor(state.loss_scale),
+    )
+
+
+def _next(count: Any, more: Any) -> Any:
+    """Returns a counter after so many more, which stops at its largest value."""
+    return count + jnp.where(count < _MOST, more, 0)
+
+
+def _was_at_floor(scale: Any) -> Any:
+    if not isinstance(scale, DynamicLossScale):
+        return jnp.bool_(False)
+    return scale.at_floor & (scale.overflows + 1 >= LossScale.of(scale.rule).hysteresis)
+
+
+def _checked_limit(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
+        raise UsageError(
+            "apply_if_finite needs max_consecutive_errors to be a whole number from 1 to "
+            f"2**31 - 1, got {value!r}. Leave it out for no limit."
+        )
+    return jnp.int32(value)

@@ -1,0 +1,34 @@
+"""Executes the blocks of the documentation's page on jmp and optax."""
+
+from pathlib import Path
+
+import jax
+import pytest
+
+import halfstep.jax as front_end
+from halfstep.jax import jmp
+from tests.test_readme import blocks, padded
+
+PAGE = Path(__file__).parents[2] / "docs" / "coming-from-jmp.md"
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    """A reader's setting."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def test_every_block_runs():
+    names = {"__name__": "__page__"}
+    for line, code in blocks(PAGE.read_text()):
+        exec(compile(padded(line, code), str(PAGE), "exec"), names)
+
+
+def test_the_reference_has_every_public_name():
+    page = (PAGE.parent / "reference.md").read_text()
+    names = [f"halfstep.jax.{name}" for name in front_end.__all__]
+    for name in {*jmp.__all__} - {"LossScale"}:
+        if getattr(jmp, name) is not getattr(front_end, name, None):
+            names.append(f"halfstep.jax.jmp.{name}")
+    assert [name for name in names if f"::: {name}\n" not in page] == []
