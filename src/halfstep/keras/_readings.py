@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 import keras
 
-_STEPS = 1  # the place of the steps among the counters of a loss-scale optimizer
-
 # Returns the present value of a variable, wherever the backend keeps it.
 Values = Callable[[Any], Any]
 
@@ -91,5 +89,5 @@ def reading(
     if scale is not None:
         found["scale"] = values(scale)
     if cell is not None:
-        found["asked"] = values(cell._counters)[_STEPS]
+        found["asked"] = cell.steps(values)
     return Reading(**{name: read(value) for name, value in found.items()})
