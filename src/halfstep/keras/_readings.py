@@ -1,7 +1,7 @@
 """What a training has come to, read from the variables of Keras."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import keras
@@ -90,4 +90,5 @@ def reading(
         found["scale"] = values(scale)
     if cell is not None:
         found["asked"] = cell.steps(values)
-    return Reading(**{name: read(value) for name, value in found.items()})
+    known = Reading(scale=getattr(optimizer, "initial_scale", 1.0))
+    return replace(known, **{name: read(value) for name, value in found.items()})
