@@ -185,9 +185,11 @@ optimizer.build(model.trainable_variables)
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_loops_of_the_script_itself(tmp_path, backend, compiled):
+    policy = "mixed_bfloat16" if compiled else "mixed_float16"
     for name in COMPILERS[backend][compiled:]:
         loop = LOOPS[backend].replace("COMPILE", COMPILE.get(name, name))
-        trained = result(tmp_path, MODEL + LOOP + loop, "--policy", "mixed_bfloat16")
+        trained = result(tmp_path, MODEL + LOOP + loop, "--policy", policy)
+        assert trained.unscaled == (policy == "mixed_float16")
         assert (trained.steps, trained.optimizer_steps, trained.scalers) == (6, 6, 1)
         assert len(trained.losses) == 6
         assert trained.losses[-1] < trained.losses[0]
