@@ -79,6 +79,7 @@ NAMES = {
         "Summary",
         "Target",
         "Trained",
+        "UNSCALED",
         "Watcher",
         "activation_rows",
         "check_writable",
