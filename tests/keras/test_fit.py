@@ -1,3 +1,5 @@
+from shutil import which
+
 import keras
 import numpy as np
 import pytest
@@ -68,6 +70,26 @@ def test_masters_follow_float32_training(policy, way):
         history = model.fit(X, Y, batch_size=8, epochs=6, shuffle=False, verbose=0)
         losses[dtype] = np.array(history.history["loss"])
     np.testing.assert_allclose(losses[policy], losses["float32"], rtol=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BACKEND != "torch", reason="elsewhere it is one of the ways above")
+@pytest.mark.skipif(not (which("c++") or which("g++")), reason="torch.compile needs a compiler")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+def test_fit_skips_in_a_model_that_torch_compiles():
+    inputs = X.copy()
+    inputs[0] = np.inf
+    models = []
+    for compiled in (False, True):
+        optimizer = LossScaleOptimizer(keras.optimizers.Adam(0.01), initial_scale=256.0)
+        models.append(model_of(optimizer, jit_compile=compiled))
+        models[-1].fit(inputs, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    interpreted, compiled = models
+    assert compiled.jit_compile
+    assert compiled.optimizer.counts == interpreted.optimizer.counts
+    assert compiled.optimizer.counts.skipped == 2
+    for expected, weight in zip(interpreted.weights, compiled.weights, strict=True):
+        np.testing.assert_allclose(numbers(weight), numbers(expected), rtol=1e-3, atol=1e-4)
 
 
 def test_train_on_batch():

@@ -12,7 +12,7 @@ from halfstep.core import LossScale
 from halfstep.keras._master_optimizer import MasterOptimizer
 from halfstep.keras._stepping import _settings, _skips
 from halfstep.keras._stepping._arguments import received, refuse_wrapped, variables_for
-from halfstep.keras._stepping._backend import backend
+from halfstep.keras._stepping._backend import backend, untraced
 from halfstep.keras._stepping._cell import ScaleCell, with_counters
 from halfstep.keras._stepping._skips import StepCounts
 from halfstep.keras._stepping._tally import Tally, Witness
@@ -159,6 +159,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self._usage.unscaled(grads)
         return list(backend().divided(grads, self._scale()))
 
+    @untraced
     def apply(self, grads: Sequence[Any], trainable_variables: Iterable[Any] | None = None) -> None:
         """Takes a step, or skips it if a gradient is not finite.
 
