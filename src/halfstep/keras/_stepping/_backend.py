@@ -46,7 +46,5 @@ def untraced(function: _Function) -> _Function:
     """Marks a function that `torch.compile` runs as it is, because it asks the host what to do."""
     if keras.backend.backend() != "torch":
         return function
-    import torch
-
-    marked: _Function = torch.compiler.disable(function)
-    return marked
+    compiler: Any = import_module("torch.compiler")
+    return compiler.disable(function)
