@@ -1,11 +1,9 @@
-from shutil import which
-
 import keras
 import numpy as np
 import pytest
 
 from halfstep.keras import LossScaleOptimizer, MasterOptimizer
-from tests.keras.loops import BACKEND, numbers
+from tests.keras.loops import BACKEND, numbers, torch_compiles
 
 X = np.random.RandomState(0).randn(64, 4).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -72,10 +70,8 @@ def test_masters_follow_float32_training(policy, way):
     np.testing.assert_allclose(losses[policy], losses["float32"], rtol=0.05)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(BACKEND != "torch", reason="elsewhere it is one of the ways above")
-@pytest.mark.skipif(not (which("c++") or which("g++")), reason="torch.compile needs a compiler")
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+@torch_compiles
 def test_fit_skips_in_a_model_that_torch_compiles():
     inputs = X.copy()
     inputs[0] = np.inf
