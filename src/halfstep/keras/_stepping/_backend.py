@@ -12,12 +12,16 @@
 """
 
 import functools
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
+from typing import Any, TypeVar
 
 import keras
 
 from halfstep.errors import UsageError
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _MODULES = {name: f"halfstep.keras._stepping._on_{name}" for name in ("jax", "tensorflow", "torch")}
 
@@ -36,3 +40,11 @@ def backend() -> ModuleType:
             "Set KERAS_BACKEND before keras is imported."
         )
     return import_module(_MODULES[name])
+
+
+def untraced(function: _Function) -> _Function:
+    """Marks a function that `torch.compile` runs as it is, because it asks the host what to do."""
+    if keras.backend.backend() != "torch":
+        return function
+    compiler: Any = import_module("torch.compiler")
+    return compiler.disable(function)
