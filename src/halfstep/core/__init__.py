@@ -1,5 +1,7 @@
 """The part of halfstep that knows no framework: values, rules and the loss scale's transition."""
 
+from halfstep.core._diagnosis import Diagnosis as Diagnosis
+from halfstep.core._diagnosis import Fault as Fault
 from halfstep.core._events import emit as emit
 from halfstep.core._events import listening as listening
 from halfstep.core._events import metric as metric
@@ -20,8 +22,10 @@ from halfstep.core._scale import ScaleState as ScaleState
 
 __all__ = [
     "ACTIONS",
+    "Diagnosis",
     "FAMILIES",
     "FORMATS",
+    "Fault",
     "Format",
     "LossScale",
     "Policy",
@@ -39,6 +43,6 @@ __all__ = [
 ]
 
 # Pickles, reprs and tracebacks show the public path, which outlives the private files.
-for _value in (Format, LossScale, Policy, Rule, Rules, ScaleState):
+for _value in (Diagnosis, Fault, Format, LossScale, Policy, Rule, Rules, ScaleState):
     _value.__module__ = __name__
 del _value

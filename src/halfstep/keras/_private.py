@@ -21,9 +21,12 @@ _NEEDED = (
     "backend.common.tensor_attributes.set_tensor_attr",
     "layers.Layer._flatten_layers",
     "layers.Layer.stateless_call",
+    "layers.Layer.compute_dtype",
     "models.Functional",
     "ops.nn._normalize",
+    "ops.operation.Operation.__call__",
     "regularizers.regularizers.L1L2",
+    "trainers.compile_utils.CompileLoss",
     "trainers.trainer.Trainer.compile",
     "utils.module_utils.jax",
     "utils.module_utils.tensorflow",
@@ -57,8 +60,10 @@ for _path in _NEEDED:
     found(_path)
 
 backend = found("backend")
+CompileLoss = found("trainers.compile_utils.CompileLoss")
 Functional = found("models.Functional")
 Layer = found("layers.Layer")
+Operation = found("ops.operation.Operation")
 Trainer = found("trainers.trainer.Trainer")
 get_tensor_attr = found("backend.common.tensor_attributes.get_tensor_attr")
 set_tensor_attr = found("backend.common.tensor_attributes.set_tensor_attr")

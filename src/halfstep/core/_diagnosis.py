@@ -1,0 +1,141 @@
+"""What is told of the inf and NaN of a training step: where the first was made, and what to write."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from halfstep.core._formats import Format
+
+_PASS = {"forward": "forward pass", "backward": "backward pass"}
+_MADE = "{0.module}: {0.operation} made {0.kind} in the {1}, {2}"
+_WORDS = {
+    "data": "{0.module}: {0.kind} in the {0.role} of the {1}, before the model computed anything",
+    "cast": "{0.module}: the {0.role} became {0.kind} when cast to {0.dtype} in the {1}, {2}",
+}
+_IN_FLOAT32 = "float32 makes it, too: look at the learning rate, the data and the initial values"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first inf or NaN that one operation made.
+
+    Args:
+        module: The path of the innermost module that ran the operation.
+        operation: A word for it, such as "matmul", "conv" or "divide"; "cast" where a number did
+            not fit into the format that it was cast to, "data" where it came from outside.
+        phase: "forward" or "backward".
+        role: What held it: "input", "weight", "target", "output", "grad_output", "grad_input" or
+            "grad_weight".
+        kind: "inf", "nan" or "inf and nan".
+        dtype: The format that could not hold the number.
+        shape: The shape of the tensor.
+        largest: The largest finite magnitude that went in.
+        in_float32: Whether the same model in float32 makes it, too.
+        remedy: What to write instead, to be pasted; empty where nothing is known.
+
+    Example:
+        >>> fault = Fault("expand", "matmul", "forward", "output", "inf", "float16", (2, 64), 1200.0)
+        >>> print(fault)
+        expand: matmul made inf in the forward pass, in float16, which ends at 65504
+          its output of shape (2, 64) holds it; the largest number that went in was 1200
+        >>> fault.limit
+        65504.0
+    """
+
+    module: str
+    operation: str
+    phase: str
+    role: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    largest: float
+    in_float32: bool = False
+    remedy: str = ""
+
+    @property
+    def limit(self) -> float:
+        """The largest finite number of the format.
+
+        Example:
+            >>> Fault("head", "exp", "forward", "output", "inf", "float16", (2,), 12.0).limit
+            65504.0
+        """
+        return Format.named(self.dtype).max
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as plain data.
+
+        Example:
+            >>> fault = Fault("head", "exp", "forward", "output", "inf", "float16", (2,), 12.0)
+            >>> fault.to_dict()["shape"]
+            [2]
+        """
+        return {**dataclasses.asdict(self), "shape": list(self.shape)}
+
+    def __str__(self) -> str:
+        range_ = f"in {self.dtype}, which ends at {self.limit:g}"
+        words = _WORDS.get(self.operation, _MADE)
+        lines = [words.format(self, _PASS[self.phase], range_), f"  {self._holder()}"]
+        if self.in_float32:
+            lines.append(f"  {_IN_FLOAT32}")
+        if self.remedy:
+            lines.extend(f"  {line}" for line in ["write:", *self.remedy.splitlines()])
+        return "\n".join(lines)
+
+    def _holder(self) -> str:
+        role = self.role.replace("grad_", "gradient of its ") if "grad_" in self.role else ""
+        return (
+            f"{role and 'the ' + role or 'its ' + self.role} of shape {self.shape} holds it;"
+            f" the largest number that went in was {self.largest:g}"
+        )
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The faults of a model, in the order in which they happened; false if there is none.
+
+    Print it for a short text.
+
+    Args:
+        faults: All of them.
+
+    Example:
+        >>> diagnosis = Diagnosis()
+        >>> print(diagnosis)
+        no inf and no NaN
+        >>> bool(diagnosis), diagnosis.first
+        (False, None)
+    """
+
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def first(self) -> Fault | None:
+        """The first fault, None if there is none.
+
+        Example:
+            >>> fault = Fault("head", "exp", "forward", "output", "inf", "float16", (2,), 12.0)
+            >>> Diagnosis((fault,)).first == fault
+            True
+        """
+        return self.faults[0] if self.faults else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the faults as plain data.
+
+        Example:
+            >>> Diagnosis().to_dict()
+            {'faults': []}
+        """
+        return {"faults": [each.to_dict() for each in self.faults]}
+
+    def __bool__(self) -> bool:
+        return bool(self.faults)
+
+    def __str__(self) -> str:
+        if not self.faults:
+            return "no inf and no NaN"
+        first, *others = self.faults
+        also = [f"after it: {str(each).splitlines()[0]}" for each in others]
+        return "\n".join([str(first), *also])

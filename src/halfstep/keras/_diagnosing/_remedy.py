@@ -1,0 +1,127 @@
+"""What to write so that a fault is gone; what can be tried has been tried."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+from halfstep.core import Format
+from halfstep.keras._diagnosing._layer_text import is_kerass, layer_text
+from halfstep.keras._diagnosing._places import Place
+from halfstep.keras._diagnosing._verdict import Found
+from halfstep.keras._observe import Case
+from halfstep.keras._policies import LOW
+from halfstep.keras._private import Layer
+
+_MOST_LAYERS = 4
+_DIVIDES = ("divide", "reciprocal", "rsqrt", "log")
+
+Look = Callable[[Case], list[Found]]
+
+
+def with_remedies(found: list[Found], case: Case, look: Look) -> list[Any]:
+    """Returns the faults, each with what to write.
+
+    Args:
+        found: The faults of one pass.
+        case: What was run.
+        look: Runs such a case and returns its faults in this pass.
+    """
+    tried = functools.cache(lambda: _tried(found[0], case, look))
+    return [dataclasses.replace(each.fault, remedy=_remedy(each, tried)) for each in found]
+
+
+def _remedy(found: Found, tried: Callable[[], str]) -> str:
+    if found.fault.in_float32:
+        return ""
+    return _constant(found) or "\n".join(filter(None, [_epsilon(found), tried()]))
+
+
+def _constant(found: Found) -> str:
+    """Returns what to write in place of a number that the format cannot hold."""
+    written = found.made.written if found.made else 0.0
+    if not math.isfinite(written) or abs(written) <= found.fault.limit:
+        return ""
+    dtype = found.fault.dtype
+    return (
+        f"{math.copysign(found.fault.limit / 2, written):g}"
+        f"  # in place of {written:g}: {dtype} ends at {found.fault.limit:g}"
+    )
+
+
+def _epsilon(found: Found) -> str:
+    """Returns what to add before a division by a number that the format rounded to zero."""
+    made = found.made
+    if made is None or not made.zero or made.operation not in _DIVIDES:
+        return ""
+    least = Format.named(made.held.dtype).min_normal
+    power = 10.0 ** math.ceil(math.log10(least))
+    return f"epsilon = {power:g}  # smaller ones than {least:.2g} vanish in {made.held.dtype}"
+
+
+def _tried(found: Found, case: Case, look: Look) -> str:
+    return (
+        (_scale(case, look) if found.fault.phase == "backward" else "")
+        or _float32_layers(found, case, look)
+        or _bfloat16(case, look)
+    )
+
+
+def _scale(case: Case, look: Look) -> str:
+    """Returns the largest loss scale below that of the case without a fault."""
+    low, high = -1, math.ceil(math.log2(case.scale))
+    while high - low > 1:
+        middle = (low + high) // 2
+        fine = not look(dataclasses.replace(case, scale=2.0**middle))
+        low, high = (middle, high) if fine else (low, middle)
+    if low < 0:
+        return ""
+    return f"halfstep.keras.LossScaleOptimizer(optimizer, initial_scale={2.0**low})"
+
+
+@dataclass
+class _Wide:
+    """The layers that are tried in float32."""
+
+    layers: list[Any] = field(default_factory=list)
+
+    def dtype_of(self, layer: Any, own: str) -> str:
+        inner = {id(each) for written in self.layers for each in _together(written)}
+        return "float32" if id(layer) in inner and own in LOW else own
+
+
+def _float32_layers(found: Found, case: Case, look: Look) -> str:
+    """Returns the layers that must compute in float32 so that no fault is left."""
+    wide, left = _Wide(), [found]
+    while left and len(wide.layers) < _MOST_LAYERS:
+        layer = _written_by_hand(left[0].place)
+        if layer is None or any(layer is each for each in wide.layers):
+            return ""
+        wide.layers.append(layer)
+        left = look(dataclasses.replace(case, dtypes=wide.dtype_of))
+    return "" if left else "\n".join(layer_text(each, "float32") for each in wide.layers)
+
+
+def _together(layer: Any) -> list[Any]:
+    """Returns the layers that share the dtype of one that somebody wrote."""
+    return list(layer._flatten_layers()) if is_kerass(layer) else [layer]
+
+
+def _written_by_hand(place: Place) -> Any:
+    """Returns the innermost layer around a call that somebody wrote, not Keras inside of one."""
+    parent = place.parent
+    while parent and is_kerass(parent.layer) and not isinstance(parent.layer, _HOLDS_OTHERS):
+        place, parent = parent, parent.parent
+    return place.layer if isinstance(place.layer, Layer) else None
+
+
+_HOLDS_OTHERS = (keras.layers.Wrapper, keras.layers.RNN, keras.Model)
+
+
+def _bfloat16(case: Case, look: Look) -> str:
+    wider = dataclasses.replace(case, dtypes=lambda _, own: "bfloat16" if own in LOW else own)
+    return "" if look(wider) else 'halfstep.keras.set_global_policy("mixed_bfloat16")'
