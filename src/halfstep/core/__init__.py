@@ -22,9 +22,9 @@ from halfstep.core._scale import ScaleState as ScaleState
 
 __all__ = [
     "ACTIONS",
-    "Diagnosis",
     "FAMILIES",
     "FORMATS",
+    "Diagnosis",
     "Fault",
     "Format",
     "LossScale",

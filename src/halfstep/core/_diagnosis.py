@@ -1,4 +1,4 @@
-"""What is told of the inf and NaN of a training step: where the first was made, and what to write."""
+"""What is told of the inf and NaN of a training step: where each was made, and what to write."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -6,12 +6,17 @@ from typing import Any
 
 from halfstep.core._formats import Format
 
-_PASS = {"forward": "forward pass", "backward": "backward pass"}
-_MADE = "{0.module}: {0.operation} made {0.kind} in the {1}, {2}"
-_WORDS = {
-    "data": "{0.module}: {0.kind} in the {0.role} of the {1}, before the model computed anything",
-    "cast": "{0.module}: the {0.role} became {0.kind} when cast to {0.dtype} in the {1}, {2}",
+_ROLES = {
+    "grad_output": "the gradient of its output",
+    "grad_input": "the gradient of its input",
+    "grad_weight": "the gradient of its weight",
 }
+_MADE = "{module}: {operation} made {kind} in the {phase} pass, in {range}"
+_WORDS = {
+    "data": "{module}: the {role} holds {kind} before the model computes anything",
+    "cast": "{module}: {what} became {kind} in the {phase} pass, in the cast to {range}",
+}
+_HELD = "{what} of shape {shape} holds it; the largest number that went in was {largest:g}"
 _IN_FLOAT32 = "float32 makes it, too: look at the learning rate, the data and the initial values"
 
 
@@ -34,10 +39,10 @@ class Fault:
         remedy: What to write instead, to be pasted; empty where nothing is known.
 
     Example:
-        >>> fault = Fault("expand", "matmul", "forward", "output", "inf", "float16", (2, 64), 1200.0)
+        >>> fault = Fault("expand", "matmul", "forward", "output", "inf", "float16", (2, 8), 1200.0)
         >>> print(fault)
         expand: matmul made inf in the forward pass, in float16, which ends at 65504
-          its output of shape (2, 64) holds it; the largest number that went in was 1200
+          its output of shape (2, 8) holds it; the largest number that went in was 1200
         >>> fault.limit
         65504.0
     """
@@ -74,21 +79,17 @@ class Fault:
         return {**dataclasses.asdict(self), "shape": list(self.shape)}
 
     def __str__(self) -> str:
-        range_ = f"in {self.dtype}, which ends at {self.limit:g}"
-        words = _WORDS.get(self.operation, _MADE)
-        lines = [words.format(self, _PASS[self.phase], range_), f"  {self._holder()}"]
+        words = {
+            **vars(self),
+            "what": _ROLES.get(self.role, f"its {self.role}"),
+            "range": f"{self.dtype}, which ends at {self.limit:g}",
+        }
+        lines = [_WORDS.get(self.operation, _MADE).format(**words), f"  {_HELD.format(**words)}"]
         if self.in_float32:
             lines.append(f"  {_IN_FLOAT32}")
         if self.remedy:
             lines.extend(f"  {line}" for line in ["write:", *self.remedy.splitlines()])
         return "\n".join(lines)
-
-    def _holder(self) -> str:
-        role = self.role.replace("grad_", "gradient of its ") if "grad_" in self.role else ""
-        return (
-            f"{role and 'the ' + role or 'its ' + self.role} of shape {self.shape} holds it;"
-            f" the largest number that went in was {self.largest:g}"
-        )
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from halfstep.core import Diagnosis, Fault
 from halfstep.errors import UsageError
 from halfstep.keras._diagnosing._data import faults_in_data
 from halfstep.keras._diagnosing._loss import loss_of
-from halfstep.keras._diagnosing._remedy import with_remedies
+from halfstep.keras._diagnosing._remedy import attempted, with_remedies
 from halfstep.keras._diagnosing._verdict import Found, of_backward, of_forward
-from halfstep.keras._observe import Case, backward, forward
+from halfstep.keras._observe import Case, Forward, backward, forward
 from halfstep.keras._private import Layer, backend
 from halfstep.keras._readings import reading
 
@@ -72,7 +72,7 @@ def _forward_faults(case: Case) -> list[Fault]:
     run = forward(case)
     if not run.made and run.finite:
         return []
-    in_float32 = forward(case.computing("float32"))
+    in_float32 = attempted(forward, case.computing("float32"), Forward((), True))
     return with_remedies(of_forward(run, in_float32), case, look)
 
 
@@ -85,15 +85,14 @@ def _backward_faults(case: Case) -> list[Fault]:
     found = look(case)
     if not found:
         return []
-    modules = {each.fault.module for each in look(case.computing("float32"))}
+    in_float32 = attempted(look, case.computing("float32"), [])
+    modules = {each.fault.module for each in in_float32}
     told = [_told(each, each.fault.module in modules) for each in found]
     return with_remedies(told, case, look)
 
 
 def _told(found: Found, in_float32: bool) -> Found:
-    return dataclasses.replace(
-        found, fault=dataclasses.replace(found.fault, in_float32=in_float32)
-    )
+    return dataclasses.replace(found, fault=dataclasses.replace(found.fault, in_float32=in_float32))
 
 
 def _case(model: Any, inputs: Any, targets: Any, loss: Any, training: bool | None) -> Case:
@@ -145,5 +144,3 @@ def _scale_of(optimizer: Any) -> float:
     if not optimizer.built:
         return float(optimizer.initial_scale)
     return reading(optimizer).scale
-
-

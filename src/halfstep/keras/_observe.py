@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
+import numpy as np
 
 from halfstep.keras._diagnosing._backend import here
-from halfstep.keras._diagnosing._gradients import Arrived, Arrivals, probing
+from halfstep.keras._diagnosing._gradients import Arrivals, Arrived, probing
 from halfstep.keras._diagnosing._hooks import computing, noting
 from halfstep.keras._diagnosing._notes import Made, Notes
 from halfstep.keras._diagnosing._numbers import Numbers, all_numbers, bad, numbers
@@ -79,9 +80,15 @@ class Backward:
 def forward(case: Case) -> Forward:
     """Runs a model forward, with its loss if it has one."""
     notes = Notes(Places())
-    with computing(case.dtypes), noting(notes), keras.StatelessScope(collect_losses=True):
+    scope = keras.StatelessScope(collect_losses=True)
+    with _quiet(), computing(case.dtypes), noting(notes), scope:
         results = _results(case, notes.places)
     return Forward(tuple(notes.made), bad(all_numbers(results)) is None)
+
+
+def _quiet() -> Any:
+    """Keeps NumPy from warning of the overflows that are looked for."""
+    return np.errstate(over="ignore", invalid="ignore")
 
 
 def _results(case: Case, places: Places) -> Any:
@@ -103,7 +110,7 @@ def backward(case: Case) -> Backward:
     arrivals = Arrivals(Places())
     variables = [each for each in case.model.trainable_variables if numbers(each) is not None]
     loss = functools.partial(_scaled_loss, case, arrivals, variables)
-    with computing(case.dtypes), probing(arrivals), here().watching(arrivals.operation):
+    with _quiet(), computing(case.dtypes), probing(arrivals), here().watching(arrivals.operation):
         grads = here().gradients(loss, [each.value for each in variables])
     pairs = zip(variables, map(numbers, grads), strict=True)
     weights = tuple((each, grad) for each, grad in pairs if grad is not None)
@@ -115,6 +122,7 @@ def _scaled_loss(case: Case, arrivals: Arrivals, variables: list[Any], values: l
     with keras.StatelessScope(mapping, collect_losses=True):
         outputs = case.model(case.inputs, **_options(case))
         assert case.loss is not None
-        loss = case.loss(case.targets, outputs)
+        with arrivals.places.entered(None, case.loss_name):
+            loss = case.loss(case.targets, outputs)
         arrivals.begin()
         return keras.ops.sum(loss) * case.scale

@@ -1,6 +1,7 @@
 """The gradients that arrive at the layers of a model while it runs backward."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +9,12 @@ from typing import Any
 import keras
 
 from halfstep.keras._diagnosing._backend import here
-from halfstep.keras._diagnosing._hooks import following, undoing
+from halfstep.keras._diagnosing._hooks import following, functions, undoing
 from halfstep.keras._diagnosing._numbers import Numbers, all_numbers, bad, numbers
 from halfstep.keras._diagnosing._places import Place, Places
+from halfstep.keras._diagnosing._words import function_word, operation_word
 from halfstep.keras._private import backend
+from halfstep.keras._wide import remember
 
 
 @dataclass(frozen=True)
@@ -19,8 +22,8 @@ class Arrived:
     """A gradient that arrived.
 
     Args:
-        place: The layer call.
-        role: "grad_output" or "grad_input".
+        place: The call of a layer, or of a function of Keras' backend in one.
+        role: "grad_output", "grad_input" or "grad_weight".
         numbers: The gradient.
         operation: What made it not finite since the one before, as far as it was seen.
     """
@@ -54,7 +57,7 @@ class Arrivals:
             return
         with self.places.paused():
             if bad(all_numbers(outputs)) and not bad(all_numbers(inputs)):
-                self._operation = here().WORDS.get(name, name.strip("_").lower())
+                self._operation = operation_word(name)
 
     def take(self, place: Place, role: str, grad: Any) -> None:
         """Takes note of a gradient."""
@@ -70,13 +73,37 @@ class Arrivals:
         return keras.tree.map_structure(lambda each: self._probed(place, role, each), values)
 
     def _probed(self, place: Place, role: str, value: Any) -> Any:
-        if not backend.is_tensor(value) or not backend.is_float_dtype(value.dtype):
+        if isinstance(value, keras.Variable):
+            return self._probed(place, "grad_weight", value.value) if _floats(value) else value
+        if not backend.is_tensor(value) or not _floats(value):
             return value
-        mask = backend.get_keras_mask(value)
-        result = here().probe(value, lambda grad: self.take(place, role, grad))
-        if mask is not None:
-            backend.set_keras_mask(result, mask)
+
+        def probe(each: Any) -> Any:
+            return here().probe(each, lambda grad: self.take(place, role, grad))
+
+        result = probe(value)
+        _carry(value, result, probe)
         return result
+
+    def function(self, place: Place, name: str, call: Any, args: Any, kwargs: Any) -> Any:
+        """Runs a function of Keras' backend, whose gradients are noted."""
+        inner = Place(place.path, function_word(name), parent=place)
+        args, kwargs = self.probed(inner, "grad_input", (args, kwargs))
+        return self.probed(inner, "grad_output", call(*args, **kwargs))
+
+
+def _floats(value: Any) -> bool:
+    return bool(backend.is_float_dtype(backend.standardize_dtype(value.dtype)))
+
+
+def _carry(value: Any, result: Any, probe: Callable[[Any], Any]) -> None:
+    """Gives a tensor what Keras and halfstep have put onto the one that it is a copy of."""
+    mask = backend.get_keras_mask(value)
+    if mask is not None:
+        backend.set_keras_mask(result, mask)
+    remember(value, result, probe)
+    if hasattr(value, "_keras_logits"):
+        result._keras_logits = probe(value._keras_logits)
 
 
 @contextlib.contextmanager
@@ -87,5 +114,6 @@ def probing(arrivals: Arrivals) -> Iterator[None]:
         args, kwargs = arrivals.probed(place, "grad_input", (args, kwargs))
         return arrivals.probed(place, "grad_output", call(*args, **kwargs))
 
-    with undoing(following(arrivals.places, around)):
+    layers = following(arrivals.places, around)
+    with undoing(itertools.chain(layers, functions(arrivals.places, arrivals.function))):
         yield

@@ -72,17 +72,32 @@ def _changes(notes: Notes) -> Iterator[Undo]:
         return result
 
     yield from following(notes.places, around)
+    yield from functions(notes.places, notes.function)
     yield replace(keras.Variable, "_maybe_autocast", read)
+
+
+def functions(places: Places, around: Callable[..., Any]) -> Iterator[Undo]:
+    """Lets `around(place, name, call, args, kwargs)` run each function of Keras' backend.
+
+    Those that another one calls are a part of it.
+    """
     for module in map(found, _MODULES):
         for name in _functions(module):
-            yield replace(module, name, _noted(notes, name))
+            yield replace(module, name, _outermost(places, name, around))
 
 
-def _noted(notes: Notes, name: str) -> Callable[..., Any]:
-    def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return notes.function(original, name, args, kwargs)
+def _outermost(places: Places, name: str, around: Callable[..., Any]) -> Callable[..., Any]:
+    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        place = places.now
+        if place is None or place.atomic:
+            return original(*args, **kwargs)
+        place.atomic = True
+        try:
+            return around(place, name, original, args, kwargs)
+        finally:
+            place.atomic = False
 
-    return around
+    return call
 
 
 def _functions(module: Any) -> list[str]:

@@ -6,30 +6,50 @@ from typing import Any
 
 import keras
 
+from halfstep.keras._diagnosing._places import Place
+
 _NOT_WRITTEN = ("name", "dtype", "trainable")
 
 
 def layer_text(layer: Any, dtype: str) -> str:
-    """Returns what to write so that a layer computes in a dtype.
+    """Returns what builds a layer of Keras again so that it computes in a dtype.
 
     Example:
         >>> import keras
         >>> layer_text(keras.layers.Dense(64, activation="relu", name="expand"), "float32")
         'keras.layers.Dense(64, activation="relu", name="expand", dtype="float32")'
     """
-    if not is_kerass(layer):
-        return f'{layer.name}.dtype_policy = "{dtype}"  # {layer.name}: {type(layer).__name__}'
-    positional, named = [], []
-    for name, parameter in inspect.signature(type(layer).__init__).parameters.items():
-        value = layer.get_config().get(name, parameter.default)
+    config, arguments = layer.get_config(), []
+    for name, parameter in inspect.signature(type(layer)).parameters.items():
+        value = config.get(name, parameter.default)
         if name in _NOT_WRITTEN or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
             continue
-        if parameter.default is parameter.empty and name != "self":
-            positional.append(_text(value))
-        elif name != "self" and not _same(value, parameter.default):
-            named.append(f"{name}={_text(value)}")
-    arguments = [*positional, *named, f'name="{layer.name}"', f'dtype="{dtype}"']
+        if parameter.default is parameter.empty:
+            arguments.append(_text(value))
+        elif not _same(name, value, parameter.default):
+            arguments.append(f"{name}={_text(value)}")
+    arguments += [f'name="{layer.name}"', f'dtype="{dtype}"']
     return f"keras.layers.{type(layer).__name__}({', '.join(arguments)})"
+
+
+def place_text(place: Place, dtype: str) -> str:
+    """Returns what makes a layer of somebody's own compute in a dtype from now on.
+
+    Example:
+        >>> place_text(Place("net", None), "float32")
+        'model.dtype_policy = "float32"'
+    """
+    return f'model{_way(place)}.dtype_policy = "{dtype}"'
+
+
+def _way(place: Place) -> str:
+    """Returns how to get at a layer from the model."""
+    if place.parent is None:
+        return ""
+    holder = place.parent.layer
+    names = [name for name, each in vars(holder).items() if each is place.layer]
+    step = f".{names[0]}" if names else f'.get_layer("{place.layer.name}")'
+    return _way(place.parent) + step
 
 
 def is_kerass(layer: Any) -> bool:
@@ -43,8 +63,10 @@ def is_kerass(layer: Any) -> bool:
     return getattr(keras.layers, type(layer).__name__, None) is type(layer)
 
 
-def _same(value: Any, default: Any) -> bool:
+def _same(name: str, value: Any, default: Any) -> bool:
     """Returns whether a configuration says what its default says."""
+    if name == "data_format" and default is None:
+        return bool(value == keras.config.image_data_format())
     if isinstance(value, dict) and "class_name" in value:
         given = [each for each in value["config"].values() if each is not None]
         return not given and _snake(value["class_name"]) == default

@@ -7,21 +7,16 @@ from typing import Any
 import keras
 import numpy as np
 
-from halfstep.keras._diagnosing._backend import here
+from halfstep.core import Format
 from halfstep.keras._diagnosing._numbers import Numbers, all_numbers, bad, kind, largest
 from halfstep.keras._diagnosing._places import Place, Places
+from halfstep.keras._diagnosing._words import function_word, operation_word
+from halfstep.keras._policies import LOW
 
-# The functions of Keras' backends that go by another name than what they do.
-_SAME = {
-    "conv_transpose": "conv",
-    "depthwise_conv": "conv",
-    "separable_conv": "conv",
-    "dot_product_attention": "attention",
-    "true_divide": "divide",
-}
+_BY_HAND = ("add", "subtract", "multiply", "divide")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Made:
     """An operation that made something not finite.
 
@@ -33,7 +28,8 @@ class Made:
         held: What was made.
         largest: The largest finite magnitude that went in.
         fresh: Whether everything that went in was finite.
-        written: The number of largest magnitude that somebody wrote.
+        written: The number of largest magnitude that somebody wrote; inf where the backend has
+            cast it already.
         zero: Whether a zero went in.
     """
 
@@ -60,8 +56,9 @@ class Made:
 
     @property
     def masks(self) -> bool:
-        """Whether it is what masks are made of."""
-        return self.operation == "where" and self.held.only_minus_inf
+        """Whether it is what masks are made of, perhaps of a number below the format's."""
+        low = Format.named(self.held.dtype).max < abs(self.written)
+        return self.held.only_minus_inf and (self.operation == "where" or low)
 
 
 class Notes:
@@ -81,21 +78,13 @@ class Notes:
         if place is None or place.atomic:
             return
         with self.places.paused():
-            word = here().WORDS.get(name, name.strip("_").lower())
-            self._note(place, word, inputs, outputs)
+            self._note(place, operation_word(name), inputs, outputs)
 
-    def function(self, original: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def function(self, place: Place, name: str, call: Any, args: Any, kwargs: Any) -> Any:
         """Runs a function of Keras' backend and takes note of it as a whole."""
-        place = self.places.now
-        if place is None or place.atomic:
-            return original(*args, **kwargs)
-        place.atomic = True
-        try:
-            result = original(*args, **kwargs)
-        finally:
-            place.atomic = False
+        result = call(*args, **kwargs)
         with self.places.paused():
-            self._note(place, _SAME.get(name, name), (args, kwargs), result)
+            self._note(place, function_word(name), (args, kwargs), result)
         return result
 
     def weight(self, stored: Any, read: Any) -> None:
@@ -122,30 +111,30 @@ class Notes:
         scalar = all(each.constant for each in went_in)
         if not went_in or (word == "cast" and scalar and not role):
             return
-        fresh = bad(_relevant(word, went_in)) is None
+        fresh = bad(_relevant(word, went_in, held)) is None
         if fresh or _new_nan(went_in, held):
             role = role or ("output" if place.inside or word != "cast" else "input")
             zero = any((each.values == 0).any() for each in went_in)
-            self.made.append(
-                Made(place, word, nth, role, held, largest(went_in), fresh, _written(inputs), zero)
-            )
+            size, written = largest(went_in), _written(inputs, went_in)
+            self.made.append(Made(place, word, nth, role, held, size, fresh, written, zero))
             place.tell()
 
 
-def _relevant(word: str, went_in: Sequence[Numbers]) -> list[Numbers]:
+def _relevant(word: str, went_in: Sequence[Numbers], held: Numbers) -> list[Numbers]:
     """Returns what must be finite; a number that somebody wrote may have become inf when cast."""
-    by_hand = word in ("add", "subtract", "multiply", "divide")
-    return [each for each in went_in if not (by_hand and each.constant)]
+    tensors = [each for each in went_in if not each.constant]
+    return tensors if tensors and word in _BY_HAND and held.dtype in LOW else list(went_in)
 
 
 def _new_nan(went_in: Sequence[Numbers], held: Numbers) -> bool:
     return "nan" in kind(held) and not any("nan" in kind(each) for each in went_in)
 
 
-def _written(inputs: Any) -> float:
+def _written(inputs: Any, went_in: Sequence[Numbers]) -> float:
     flat = keras.tree.flatten(inputs)
-    found = [float(each) for each in flat if isinstance(each, (int, float, np.floating))]
-    return max(found, key=abs, default=0.0)
+    by_python = [float(each) for each in flat if isinstance(each, (int, float, np.floating))]
+    cast = [float(each.values) for each in went_in if each.constant and not each.finite]
+    return max([*by_python, *cast], key=abs, default=0.0)
 
 
 def _weights(layer: Any) -> list[Any]:

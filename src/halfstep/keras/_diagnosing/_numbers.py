@@ -11,7 +11,7 @@ from halfstep.keras._diagnosing._backend import here
 from halfstep.keras._private import backend
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Numbers:
     """The numbers of a floating-point tensor.
 
@@ -67,7 +67,7 @@ def numbers(value: Any) -> Numbers | None:
 
 def _dtype(value: Any) -> str | None:
     try:
-        return backend.standardize_dtype(value.dtype)  # type: ignore[no-any-return]
+        return str(backend.standardize_dtype(value.dtype))
     except (TypeError, ValueError):  # such as a handle of a resource
         return None
 

@@ -14,7 +14,8 @@ class Place:
 
     Args:
         path: The names of the layers around it and its own.
-        layer: It, or another operation of a functional model; None for a loss.
+        layer: It, or another operation of a functional model; the word for a function of Keras'
+            backend that runs in a layer; None for a loss.
         call: How many calls of the same path there were before.
         parent: The call around it.
         inside: Whether its own call runs, and not the conversion of its inputs.

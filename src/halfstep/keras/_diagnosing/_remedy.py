@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from halfstep.core import Format
-from halfstep.keras._diagnosing._layer_text import is_kerass, layer_text
+from halfstep.keras._diagnosing._layer_text import is_kerass, layer_text, place_text
 from halfstep.keras._diagnosing._places import Place
 from halfstep.keras._diagnosing._verdict import Found
 from halfstep.keras._observe import Case
@@ -44,13 +44,12 @@ def _remedy(found: Found, tried: Callable[[], str]) -> str:
 def _constant(found: Found) -> str:
     """Returns what to write in place of a number that the format cannot hold."""
     written = found.made.written if found.made else 0.0
-    if not math.isfinite(written) or abs(written) <= found.fault.limit:
+    if abs(written) <= found.fault.limit:
         return ""
-    dtype = found.fault.dtype
-    return (
-        f"{math.copysign(found.fault.limit / 2, written):g}"
-        f"  # in place of {written:g}: {dtype} ends at {found.fault.limit:g}"
-    )
+    # Half of what there is, so that there is room for what it is added to.
+    instead = math.copysign(found.fault.limit / 2, written)
+    what = f"{written:g}" if math.isfinite(written) else "a number"
+    return f"{instead:g}  # in place of {what}, which {found.fault.dtype} cannot hold"
 
 
 def _epsilon(found: Found) -> str:
@@ -85,25 +84,56 @@ def _scale(case: Case, look: Look) -> str:
 
 @dataclass
 class _Wide:
-    """The layers that are tried in float32."""
+    """The calls whose layers are tried in float32."""
 
-    layers: list[Any] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
 
     def dtype_of(self, layer: Any, own: str) -> str:
-        inner = {id(each) for written in self.layers for each in _together(written)}
-        return "float32" if id(layer) in inner and own in LOW else own
+        layers = {id(each) for place in self.places for each in _together(place.layer)}
+        return "float32" if id(layer) in layers and own in LOW else own
+
+    def add(self, place: Place | None) -> bool:
+        """Takes a layer into it, if there is one that is not there yet."""
+        if place is None or any(place.layer is each.layer for each in self.places):
+            return False
+        self.places.append(place)
+        return len(self.places) <= _MOST_LAYERS
+
+    def add_inner(self, place: Place) -> None:
+        """Takes the layers in a layer into it, too."""
+        inner = place.layer._flatten_layers(include_self=False, recursive=False)
+        for each in inner:
+            self.add(Place(f"{place.path}/{each.name}", each, parent=place))
 
 
 def _float32_layers(found: Found, case: Case, look: Look) -> str:
     """Returns the layers that must compute in float32 so that no fault is left."""
     wide, left = _Wide(), [found]
-    while left and len(wide.layers) < _MOST_LAYERS:
-        layer = _written_by_hand(left[0].place)
-        if layer is None or any(layer is each for each in wide.layers):
+    while left:
+        place = _written_by_hand(left[0].place)
+        if place is None or not wide.add(place):
             return ""
-        wide.layers.append(layer)
-        left = look(dataclasses.replace(case, dtypes=wide.dtype_of))
-    return "" if left else "\n".join(layer_text(each, "float32") for each in wide.layers)
+        case = dataclasses.replace(case, dtypes=wide.dtype_of)
+        left = attempted(look, case, None)
+        if left is None:
+            wide.add_inner(place)
+            left = attempted(look, case, None)
+        if left is None:
+            return ""
+    return "\n".join(_text(each) for each in wide.places)
+
+
+def attempted(run: Callable[[Case], Any], case: Case, otherwise: Any) -> Any:
+    """Returns what a run in other dtypes returns, or something else where there is no such run."""
+    try:
+        return run(case)
+    except Exception:  # a model that casts by hand raises what its backend raises for such a mix
+        return otherwise
+
+
+def _text(place: Place) -> str:
+    known = is_kerass(place.layer)
+    return layer_text(place.layer, "float32") if known else place_text(place, "float32")
 
 
 def _together(layer: Any) -> list[Any]:
@@ -111,17 +141,19 @@ def _together(layer: Any) -> list[Any]:
     return list(layer._flatten_layers()) if is_kerass(layer) else [layer]
 
 
-def _written_by_hand(place: Place) -> Any:
+def _written_by_hand(place: Place) -> Place | None:
     """Returns the innermost layer around a call that somebody wrote, not Keras inside of one."""
     parent = place.parent
-    while parent and is_kerass(parent.layer) and not isinstance(parent.layer, _HOLDS_OTHERS):
+    while parent and is_kerass(parent.layer) and not _holds_others(parent.layer):
         place, parent = parent, parent.parent
-    return place.layer if isinstance(place.layer, Layer) else None
+    return place if isinstance(place.layer, Layer) else None
 
 
-_HOLDS_OTHERS = (keras.layers.Wrapper, keras.layers.RNN, keras.Model)
+def _holds_others(layer: Any) -> bool:
+    return isinstance(layer, keras.layers.Wrapper) or type(layer) is keras.layers.RNN
 
 
 def _bfloat16(case: Case, look: Look) -> str:
     wider = dataclasses.replace(case, dtypes=lambda _, own: "bfloat16" if own in LOW else own)
-    return "" if look(wider) else 'halfstep.keras.set_global_policy("mixed_bfloat16")'
+    remedy = 'halfstep.keras.set_global_policy("mixed_bfloat16")'
+    return "" if attempted(look, wider, True) else remedy

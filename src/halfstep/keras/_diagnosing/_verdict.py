@@ -1,5 +1,6 @@
 """Which of what was noted is a fault, and where it happened."""
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,9 @@ def of_forward(run: Forward, in_float32: Forward) -> list[Found]:
     fresh = [each for each in there if each.fresh]
     if not fresh and not run.finite:
         fresh = there[:1]
-    return [Found(_forward_fault(each, each.key in keys), each.place, each) for each in fresh]
+    once = {(each.place.path, each.operation, each.role): each for each in reversed(fresh)}
+    told = [each for each in fresh if each in once.values()]
+    return [Found(_forward_fault(each, each.key in keys), each.place, each) for each in told]
 
 
 def _meant(made: Made, run: Forward, in_float32: Forward, keys: set[Any]) -> bool:
@@ -80,48 +83,56 @@ def of_backward(run: Backward, loss_name: str, scale: float) -> list[Found]:
 def _inputs(arrived: tuple[Arrived, ...]) -> Iterator[tuple[float, Found]]:
     for index, each in enumerate(arrived):
         came = _outputs(arrived, each.place)
-        if each.role == "grad_input" and not each.numbers.finite and came and bad(came) is None:
-            operation = each.operation or _word(each.place)
-            yield index, _backward_found(each.place, operation, each.role, each.numbers, came)
+        if each.role != "grad_output" and not each.numbers.finite and came and bad(came) is None:
+            yield index, _backward_found(each, _word(each), each.role, came)
 
 
 def _weights(run: Backward) -> Iterator[tuple[float, Found]]:
+    """Yields the variables that no function of Keras' backend was given."""
     for variable, grad in run.weights:
-        if grad.finite:
-            continue
-        last = [i for i, each in enumerate(run.arrived) if _owns(each.place.layer, variable)]
-        places = {run.arrived[index].place for index in last}
-        came = [n for place in places for n in _outputs(run.arrived, place)]
-        if came and bad(came) is None:
-            place = run.arrived[last[-1]].place
-            index = max(i for i in last if run.arrived[i].role == "grad_output")
-            yield index + 0.5, _backward_found(place, _word(place), "grad_weight", grad, came)
+        arrived = list(enumerate(run.arrived))
+        theirs = [pair for pair in arrived if _owns(pair[1].place.layer, variable)]
+        came = [each.numbers for _, each in theirs if each.role == "grad_output"]
+        if not grad.finite and came and bad(came) is None:
+            place = theirs[-1][1].place
+            index = max(i for i, each in arrived if _is_around(place, each.place))
+            held = dataclasses.replace(grad, dtype=place.layer.compute_dtype)
+            here = Arrived(place, "grad_weight", held, "")
+            yield index + 0.5, _backward_found(here, _word(here), "grad_weight", came)
 
 
 def _between(arrived: tuple[Arrived, ...], index: int, loss_name: str, scale: float) -> Found:
     """Returns the fault of what stands between the layers: a cast, a model, or the loss."""
     here = arrived[index]
-    if here.place.parent is None:
-        loss = Place(loss_name, None)
-        held, word = here.numbers, here.operation or "loss"
-        return Found(_backward_fault(loss, word, "grad_input", held, scale), here.place)
+    parent = here.place.parent
+    if parent is None:
+        loss = dataclasses.replace(here, place=Place(loss_name, None))
+        found = _backward_found(loss, here.operation or "loss", "grad_input", [])
+        last = arrived[min(index + 1, len(arrived) - 1)].place
+        fault = dataclasses.replace(found.fault, largest=scale)
+        return Found(fault, last)
     came = [arrived[index - 1].numbers] if index else []
-    if isinstance(here.place.parent.layer, Functional | keras.Sequential):
-        operation = here.operation or "cast"
-        return _backward_found(here.place, operation, here.role, here.numbers, came)
-    place = here.place.parent
-    operation = here.operation or _word(place)
-    return _backward_found(place, operation, "grad_input", here.numbers, came)
+    if isinstance(parent.layer, Functional | keras.Sequential):
+        return _backward_found(here, here.operation or "cast", here.role, came)
+    outside = dataclasses.replace(here, place=parent)
+    return _backward_found(outside, _word(outside), "grad_input", came)
 
 
-def _backward_found(
-    place: Place, operation: str, role: str, held: Numbers, came: list[Numbers]
-) -> Found:
-    return Found(_backward_fault(place, operation, role, held, largest(came)), place)
-
-
-def _backward_fault(place: Place, operation: str, role: str, held: Numbers, size: float) -> Fault:
-    return Fault(place.path, operation, "backward", role, kind(held), held.dtype, held.shape, size)
+def _backward_found(here: Arrived, operation: str, role: str, came: list[Numbers]) -> Found:
+    held, place = here.numbers, here.place
+    while isinstance(place.layer, str) and place.parent:
+        place = place.parent
+    fault = Fault(
+        module=place.path,
+        operation=operation,
+        phase="backward",
+        role=role,
+        kind=kind(held),
+        dtype=held.dtype,
+        shape=held.shape,
+        largest=largest(came),
+    )
+    return Found(fault, place)
 
 
 def _outputs(arrived: tuple[Arrived, ...], place: Place) -> list[Numbers]:
@@ -141,5 +152,9 @@ def _is_around(outer: Place, inner: Place) -> bool:
     return False
 
 
-def _word(place: Place) -> str:
-    return type(place.layer).__name__.lower()
+def _word(here: Arrived) -> str:
+    """Returns the function that a gradient left, what made it there, or the kind of the layer."""
+    layer = here.place.layer
+    if isinstance(layer, str):
+        return layer
+    return here.operation or ("loss" if layer is None else type(layer).__name__.lower())
