@@ -13,6 +13,7 @@ from halfstep.keras._diagnosing._notes import Made
 from halfstep.keras._diagnosing._numbers import Numbers, bad, kind, largest
 from halfstep.keras._diagnosing._places import Place
 from halfstep.keras._observe import Backward, Forward
+from halfstep.keras._policies import LOW
 from halfstep.keras._private import Functional
 
 
@@ -37,7 +38,8 @@ def of_forward(run: Forward, in_float32: Forward) -> list[Found]:
     What the same model makes in float32 and makes finite again is meant to be there, such as a
     mask of -inf.
     """
-    keys = {each.key for each in in_float32.made}
+    # A model that casts by hand does so in float32, too.
+    keys = {each.key for each in in_float32.made if each.held.dtype not in LOW}
     there = [each for each in run.made if not _meant(each, run, in_float32, keys)]
     fresh = [each for each in there if each.fresh]
     if not fresh and not run.finite:
