@@ -2,6 +2,7 @@
 
 * `WORDS`: what is said for the backend's own names of operations.
 * `watching(note)`: calls `note(name, inputs, outputs)` after every operation until the block ends.
+* `whole()`: until the block ends, a function may run as a whole, compiled.
 * `on_host(value)`: the numbers of a tensor as an array, None while it is being traced.
 * `probe(value, note)`: the value itself, whose gradient is handed to `note` when it arrives.
 * `gradients(loss, values)`: the gradients of `loss(values)`, None for values that it does not use.

@@ -93,7 +93,8 @@ def _outermost(places: Places, name: str, around: Callable[..., Any]) -> Callabl
             return original(*args, **kwargs)
         place.atomic = True
         try:
-            return around(place, name, original, args, kwargs)
+            with here().whole():
+                return around(place, name, original, args, kwargs)
         finally:
             place.atomic = False
 

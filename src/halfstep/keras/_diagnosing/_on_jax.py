@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
 
@@ -43,6 +44,11 @@ def watching(note: Note) -> Iterator[None]:
             yield
     finally:
         undo()
+
+
+def whole() -> AbstractContextManager[Any]:
+    """Lets a function run compiled until the block ends."""
+    return jax.disable_jit(False)
 
 
 def on_host(value: Any) -> Any:
