@@ -4,8 +4,9 @@ All of it runs eagerly and in a stateless scope of Keras, so variables, seeds, s
 metrics stay what they were.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,8 +81,7 @@ class Backward:
 def forward(case: Case) -> Forward:
     """Runs a model forward, with its loss if it has one."""
     notes = Notes(Places())
-    scope = keras.StatelessScope(collect_losses=True)
-    with _quiet(), computing(case.dtypes), noting(notes), scope:
+    with _quiet(), computing(case.dtypes), noting(notes), _nothing_kept(case.model):
         results = _results(case, notes.places)
     return Forward(tuple(notes.made), bad(all_numbers(results)) is None)
 
@@ -89,6 +89,23 @@ def forward(case: Case) -> Forward:
 def _quiet() -> Any:
     """Keeps NumPy from warning of the overflows that are looked for."""
     return np.errstate(over="ignore", invalid="ignore")
+
+
+@contextlib.contextmanager
+def _nothing_kept(model: Any, values: dict[int, Any] | None = None) -> Iterator[None]:
+    """Lets a model run with other values of its variables, and write to none."""
+    known = values or {}
+    mapping = [(each, known.get(id(each), each)) for each in model.variables]
+    layers = list(model._flatten_layers())
+    losses = [(list(each._losses), set(each._loss_ids)) for each in layers]
+    try:
+        with keras.StatelessScope(mapping, collect_losses=True):
+            yield
+    finally:
+        for layer, (kept, ids) in zip(layers, losses, strict=True):
+            layer._losses[:] = kept
+            layer._loss_ids.clear()
+            layer._loss_ids.update(ids)
 
 
 def _results(case: Case, places: Places) -> Any:
@@ -118,8 +135,7 @@ def backward(case: Case) -> Backward:
 
 
 def _scaled_loss(case: Case, arrivals: Arrivals, variables: list[Any], values: list[Any]) -> Any:
-    mapping = list(zip(variables, values, strict=True))
-    with keras.StatelessScope(mapping, collect_losses=True):
+    with _nothing_kept(case.model, dict(zip(map(id, variables), values, strict=True))):
         outputs = case.model(case.inputs, **_options(case))
         assert case.loss is not None
         with arrivals.places.entered(None, case.loss_name):

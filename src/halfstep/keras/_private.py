@@ -19,6 +19,7 @@ _NEEDED = (
     "backend.common.global_state.get_global_attribute",
     "backend.common.tensor_attributes.get_tensor_attr",
     "backend.common.tensor_attributes.set_tensor_attr",
+    "layers.Layer._clear_losses",
     "layers.Layer._flatten_layers",
     "layers.Layer.stateless_call",
     "layers.Layer.compute_dtype",

@@ -12,7 +12,7 @@ from halfstep.keras._diagnosing._backend import here
 from halfstep.keras._diagnosing._hooks import following, functions, undoing
 from halfstep.keras._diagnosing._numbers import Numbers, all_numbers, bad, numbers
 from halfstep.keras._diagnosing._places import Place, Places
-from halfstep.keras._diagnosing._words import function_word, operation_word
+from halfstep.keras._diagnosing._words import UNWRITTEN, function_word, operation_word
 from halfstep.keras._private import backend
 from halfstep.keras._wide import remember
 
@@ -56,8 +56,9 @@ class Arrivals:
         if not self._begun or not self.places.here or self._operation:
             return
         with self.places.paused():
-            if bad(all_numbers(outputs)) and not bad(all_numbers(inputs)):
-                self._operation = operation_word(name)
+            word = operation_word(name)
+            made = bad(all_numbers(outputs)) and not bad(all_numbers(inputs))
+            self._operation = word if made and word not in UNWRITTEN else ""
 
     def take(self, place: Place, role: str, grad: Any) -> None:
         """Takes note of a gradient."""

@@ -10,7 +10,7 @@ import numpy as np
 from halfstep.core import Format
 from halfstep.keras._diagnosing._numbers import Numbers, all_numbers, bad, kind, largest
 from halfstep.keras._diagnosing._places import Place, Places
-from halfstep.keras._diagnosing._words import function_word, operation_word
+from halfstep.keras._diagnosing._words import UNWRITTEN, function_word, operation_word
 from halfstep.keras._policies import LOW
 
 _BY_HAND = ("add", "subtract", "multiply", "divide")
@@ -105,7 +105,7 @@ class Notes:
         nth = place.count[word]
         place.count[word] += 1
         held = bad(all_numbers(outputs))
-        if held is None:
+        if held is None or word in UNWRITTEN:
             return
         went_in = all_numbers(inputs)
         scalar = all(each.constant for each in went_in)

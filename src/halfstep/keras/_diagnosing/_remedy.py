@@ -105,6 +105,11 @@ class _Wide:
         for each in inner:
             self.add(Place(f"{place.path}/{each.name}", each, parent=place))
 
+    def add_outer(self, place: Place) -> None:
+        """Takes the layer around a layer into it, unless that is the model."""
+        if place.parent and place.parent.parent:
+            self.add(place.parent)
+
 
 def _float32_layers(found: Found, case: Case, look: Look) -> str:
     """Returns the layers that must compute in float32 so that no fault is left."""
@@ -115,9 +120,10 @@ def _float32_layers(found: Found, case: Case, look: Look) -> str:
             return ""
         case = dataclasses.replace(case, dtypes=wide.dtype_of)
         left = attempted(look, case, None)
-        if left is None:
-            wide.add_inner(place)
-            left = attempted(look, case, None)
+        for add in (wide.add_inner, wide.add_outer):
+            if left is None:
+                add(place)
+                left = attempted(look, case, None)
         if left is None:
             return ""
     return "\n".join(_text(each) for each in wide.places)

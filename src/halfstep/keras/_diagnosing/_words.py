@@ -12,6 +12,10 @@ _FUNCTIONS = {
 }
 
 
+# They hand out memory that nobody has written to yet.
+UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+
 def function_word(name: str) -> str:
     """Returns the word for a function of Keras' backend.
 
