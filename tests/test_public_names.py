@@ -6,6 +6,8 @@ import pytest
 
 NAMES = {
     "halfstep": [
+        "Diagnosis",
+        "Fault",
         "Format",
         "LossScale",
         "Policy",
@@ -18,8 +20,10 @@ NAMES = {
     ],
     "halfstep.core": [
         "ACTIONS",
+        "Diagnosis",
         "FAMILIES",
         "FORMATS",
+        "Fault",
         "Format",
         "LossScale",
         "Policy",
