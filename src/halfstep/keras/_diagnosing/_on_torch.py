@@ -1,7 +1,7 @@
 """Looking at a run on the PyTorch backend: below autograd, where forward and backward both pass."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -43,9 +43,12 @@ class _Watching(TorchDispatchMode):
         return result
 
 
-def watching(note: Note) -> AbstractContextManager[Any]:
-    """Calls `note` after every operation until the block ends."""
-    return _Watching(note)
+@contextlib.contextmanager
+def watching(note: Note) -> Iterator[None]:
+    """Calls `note` after every operation until the block ends, whose random numbers are undrawn."""
+    used = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(used), _Watching(note):
+        yield
 
 
 def whole() -> AbstractContextManager[Any]:
