@@ -103,7 +103,7 @@ def _case(model: Any, inputs: Any, targets: Any, loss: Any, training: bool | Non
         )
     inputs, targets = (keras.tree.map_structure(_tensor, each) for each in (inputs, targets))
     _build(model, inputs)
-    compare, name = loss_of(model, targets, loss)
+    compare, name = loss_of(model, inputs, targets, loss)
     training = targets is not None if training is None else training
     return Case(model, inputs, targets, compare, name, training)
 

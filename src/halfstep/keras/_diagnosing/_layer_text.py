@@ -60,7 +60,8 @@ def is_kerass(layer: Any) -> bool:
         >>> is_kerass(keras.layers.Dense(1)), is_kerass(keras.Sequential())
         (True, False)
     """
-    return getattr(keras.layers, type(layer).__name__, None) is type(layer)
+    known = getattr(keras.layers, type(layer).__name__, None) is type(layer)
+    return known and not isinstance(layer, keras.layers.Lambda)
 
 
 def _same(name: str, value: Any, default: Any) -> bool:

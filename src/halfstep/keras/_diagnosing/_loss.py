@@ -9,11 +9,12 @@ from halfstep.keras._private import CompileLoss
 Compare = Callable[[Any, Any], Any]
 
 
-def loss_of(model: Any, targets: Any, loss: Any) -> tuple[Compare | None, str]:
+def loss_of(model: Any, inputs: Any, targets: Any, loss: Any) -> tuple[Compare | None, str]:
     """Returns what compares targets with outputs, and its name; None if there are no targets.
 
     Args:
         model: The model, whose own loss is taken where there is no other.
+        inputs: What the model is called with, for losses of its own.
         targets: The targets.
         loss: A loss, its name, a function, or several of them; None for the model's.
 
@@ -28,17 +29,17 @@ def loss_of(model: Any, targets: Any, loss: Any) -> tuple[Compare | None, str]:
             " Write diagnose(model, inputs, targets, loss)."
         )
     if loss is None:
-        return _own(model), "loss"
+        return _own(model, inputs), "loss"
     return _given(model, CompileLoss(loss)), _name(loss)
 
 
-def _own(model: Any) -> Compare:
+def _own(model: Any, inputs: Any) -> Compare:
     if not getattr(model, "compiled", False):
         raise UsageError(
             "diagnose needs a loss for its targets, got none, and the model is not compiled."
             ' Write diagnose(model, inputs, targets, loss="mse").'
         )
-    return lambda targets, outputs: model.compute_loss(y=targets, y_pred=outputs)
+    return lambda targets, outputs: model.compute_loss(inputs, targets, outputs)
 
 
 def _given(model: Any, loss: Any) -> Compare:

@@ -10,7 +10,7 @@ import numpy as np
 from halfstep.core import Format
 from halfstep.keras._diagnosing._numbers import Numbers, all_numbers, bad, kind, largest
 from halfstep.keras._diagnosing._places import Place, Places
-from halfstep.keras._diagnosing._words import UNWRITTEN, function_word, operation_word
+from halfstep.keras._diagnosing._words import CONTAINERS, UNWRITTEN, function_word, operation_word
 from halfstep.keras._policies import LOW
 
 _BY_HAND = ("add", "subtract", "multiply", "divide")
@@ -75,10 +75,11 @@ class Notes:
     def operation(self, name: str, inputs: Any, outputs: Any) -> None:
         """Takes note of an operation of the backend that no function of Keras is made of."""
         place = self.places.now
-        if place is None or place.atomic:
+        word = operation_word(name)
+        if place is None or place.atomic or (place.told and word in CONTAINERS):
             return
         with self.places.paused():
-            self._note(place, operation_word(name), inputs, outputs)
+            self._note(place, word, inputs, outputs)
 
     def function(self, place: Place, name: str, call: Any, args: Any, kwargs: Any) -> Any:
         """Runs a function of Keras' backend and takes note of it as a whole."""

@@ -156,7 +156,8 @@ def _written_by_hand(place: Place) -> Place | None:
 
 
 def _holds_others(layer: Any) -> bool:
-    return isinstance(layer, keras.layers.Wrapper) or type(layer) is keras.layers.RNN
+    wraps = isinstance(layer, keras.layers.Wrapper | keras.layers.Bidirectional)
+    return wraps or type(layer) is keras.layers.RNN
 
 
 def _bfloat16(case: Case, look: Look) -> str:
