@@ -1,6 +1,7 @@
 """A diagnosis leaves a model, Keras and the backend as they were, also where it raises."""
 
 import random
+import threading
 
 import keras
 import numpy as np
@@ -9,7 +10,7 @@ from keras import layers, ops
 
 from halfstep.keras import diagnose
 from halfstep.keras._private import Layer, Operation, found
-from tests.keras.faulty import Call, filled, model_of, ones
+from tests.keras.faulty import Call, feed_forward, filled, model_of, ones
 from tests.keras.policies import array, functions
 
 
@@ -108,3 +109,20 @@ def test_no_change_stays_after_an_exception():
 
 
 BROKEN = []
+
+
+def test_other_threads_see_nothing_of_it():
+    model, other = feed_forward(), layers.Dense(4)
+    other(ones(1, 4))
+    seen = []
+
+    def elsewhere(inputs):
+        thread = threading.Thread(target=lambda: seen.append(other.compute_dtype))
+        thread.start()
+        thread.join()
+        return inputs
+
+    parts = [*model.layers[:2], Call(elsewhere)]
+    assert diagnose(model_of(*parts), ones(2, 4)).first.module == "expand"
+    assert set(seen) == {"float16"}
+    assert len(seen) >= 3

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -66,6 +67,8 @@ def _changes(notes: Notes) -> Iterator[Undo]:
         return outputs
 
     def read(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+        if notes.places.now is None:
+            return original(variable, value)
         with notes.places.paused():
             result = original(variable, value)
         notes.weight(value, result)
@@ -114,9 +117,14 @@ def _symbolic(args: Any, kwargs: Any) -> bool:
 
 @contextlib.contextmanager
 def computing(dtype_of: Callable[[Any, str], str]) -> Iterator[None]:
-    """Lets each layer compute in `dtype_of(layer, its own)` until the block ends."""
-    original = Layer.compute_dtype
-    Layer.compute_dtype = property(lambda layer: dtype_of(layer, original.fget(layer)))
+    """Lets each layer compute in `dtype_of(layer, its own)` in this thread until the block ends."""
+    original, thread = Layer.compute_dtype, threading.get_ident()
+
+    def compute_dtype(layer: Any) -> str:
+        own: str = original.fget(layer)
+        return dtype_of(layer, own) if threading.get_ident() == thread else own
+
+    Layer.compute_dtype = property(compute_dtype)
     try:
         yield
     finally:
