@@ -8,6 +8,8 @@ INSTALLED := $(VENV)/.installed
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # Threads that wait leave their core to others; spinning costs several times the run on a busy machine.
 DEMO_ENV := OMP_WAIT_POLICY=PASSIVE
+# TensorFlow logs a notice about its kernels in every process.
+KERAS_ENV := KERAS_BACKEND=tensorflow TF_CPP_MIN_LOG_LEVEL=3
 WORKERS ?= 2
 
 # Silences a notice about the site generator's future, which is not about this documentation.
@@ -25,6 +27,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)
 	$(DEMO_ENV) $(BIN)/halfstep compare examples/digits.py --seeds 3
 	$(DEMO_ENV) $(BIN)/halfstep compare examples/bytelm.py --seeds 3
+	$(DEMO_ENV) $(KERAS_ENV) $(BIN)/halfstep compare examples/keras_digits.py --seeds 3
 
 test: $(INSTALLED)
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) $(ARGS)

@@ -31,10 +31,11 @@ def build_model():
     return keras.Sequential(
         [
             keras.Input((8, 8, 1)),
-            layers.Conv2D(32, 3, padding="same"),
+            # The normalisation takes a bias away again: its gradient is nothing but rounding.
+            layers.Conv2D(32, 3, padding="same", use_bias=False),
             layers.BatchNormalization(momentum=0.9),
             layers.ReLU(),
-            layers.Conv2D(64, 3, padding="same"),
+            layers.Conv2D(64, 3, padding="same", use_bias=False),
             layers.BatchNormalization(momentum=0.9),
             layers.ReLU(),
             layers.MaxPooling2D(),
@@ -48,7 +49,7 @@ def build_model():
 def main():
     """Trains, measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--seed", type=int, help="without it, whatever seed the process has")
     arguments = parser.parse_args()
     if arguments.seed is not None:

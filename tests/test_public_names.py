@@ -6,6 +6,8 @@ import pytest
 
 NAMES = {
     "halfstep": [
+        "Diagnosis",
+        "Fault",
         "Format",
         "LossScale",
         "Policy",
@@ -19,8 +21,10 @@ NAMES = {
     "halfstep.core": [
         "ACTIONS",
         "Culprits",
+        "Diagnosis",
         "FAMILIES",
         "FORMATS",
+        "Fault",
         "Format",
         "LossScale",
         "Policy",
@@ -80,6 +84,7 @@ NAMES = {
         "Summary",
         "Target",
         "Trained",
+        "UNSCALED",
         "Watcher",
         "activation_rows",
         "check_writable",

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import halfstep
-from halfstep import Format, LossScale, Policy, Rule, Rules, ScaleState
+from halfstep import Diagnosis, Fault, Format, LossScale, Policy, Rule, Rules, ScaleState
 from halfstep.core import FORMATS
-from tests.core.strategies import LOSS_SCALES, POLICIES, RULES, RULES_ROWS
+from tests.core.strategies import DIAGNOSES, FAULTS, LOSS_SCALES, POLICIES, RULES, RULES_ROWS
 
 STATES = st.builds(
     ScaleState,
@@ -17,8 +17,10 @@ STATES = st.builds(
     finite_steps=st.integers(0, 5),
     overflows=st.integers(0, 5),
 )
-VALUES = st.one_of(st.sampled_from(FORMATS), STATES, LOSS_SCALES, RULES_ROWS, RULES, POLICIES)
-PUBLIC_CLASSES = (Format, LossScale, Policy, Rule, Rules, ScaleState)
+VALUES = st.one_of(
+    st.sampled_from(FORMATS), FAULTS, DIAGNOSES, STATES, LOSS_SCALES, RULES_ROWS, RULES, POLICIES
+)
+PUBLIC_CLASSES = (Diagnosis, Fault, Format, LossScale, Policy, Rule, Rules, ScaleState)
 
 
 def test_every_public_class_takes_part():

@@ -1,6 +1,8 @@
 """Mixed-precision training: low precision chosen per operation, and a loss scale that is safe."""
 
 from halfstep import errors as errors
+from halfstep.core import Diagnosis as Diagnosis
+from halfstep.core import Fault as Fault
 from halfstep.core import Format as Format
 from halfstep.core import LossScale as LossScale
 from halfstep.core import Policy as Policy
@@ -12,6 +14,8 @@ from halfstep.core import metric as metric
 __version__ = "0.1.0"
 
 __all__ = [
+    "Diagnosis",
+    "Fault",
     "Format",
     "LossScale",
     "Policy",

@@ -87,6 +87,23 @@ def test_a_policy_that_did_not_take_effect():
     assert "effect" not in shown(policy="float32", lowered=False)
 
 
+@pytest.mark.parametrize(
+    ("values", "warned"),
+    [
+        ({}, True),
+        ({"scale": 2.0}, False),
+        ({"skipped": (Skip(1, "inf"),)}, False),  # a scale that has come down to 1
+        ({"policy": "mixed_bfloat16"}, False),
+        ({"policy": "compute_dtype=float16,scale=none"}, False),
+        ({"lowered": False}, False),
+        ({"versions": VERSIONS}, False),
+    ],
+)
+def test_a_loop_of_keras_without_a_loss_scale(values, warned):
+    values = {"scale": 1.0, "lowered": None, "versions": (("keras", "3.15.1"),)} | values
+    assert ("halfstep: the losses were not scaled" in shown(**values)) == warned
+
+
 def test_an_error_before_anything_was_trained_speaks_for_itself():
     assert shown(steps=0, error="ValueError", exit_code=1) == ""
     assert "nothing was trained" in shown(steps=0, exit_code=1)

@@ -68,16 +68,6 @@ def test_fit_trains_by_the_policy_of_the_command(tmp_path, backend):
     assert (trained.saved_bytes is not None) == (backend == "torch")
 
 
-def test_float32_is_plain_python(tmp_path, backend):
-    numpy = pytest.importorskip("numpy")
-    done = run(tmp_path, MODEL + FIT + SAVE, "--policy", "float32", args=["ours.npz"])
-    plain = finished([*PLAIN, "train.py", "plain.npz"], tmp_path)
-    assert done.stdout == plain.stdout == "saved\n"
-    ours, theirs = (numpy.load(tmp_path / f"{name}.npz") for name in ("ours", "plain"))
-    assert len(ours.files) == 4
-    assert all(numpy.array_equal(ours[name], theirs[name]) for name in ours.files)
-
-
 BATCHES = """
 model = build()
 model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
@@ -176,6 +166,12 @@ for _ in range(6):
 }
 COMPILERS = {"torch": ["no"], "tensorflow": ["no", "tf.function", "xla"], "jax": ["no", "jax.jit"]}
 COMPILE = {"no": "(lambda it: it)", "xla": "tf.function(jit_compile=True)"}
+
+
+def compiler(name):
+    return COMPILE.get(name, name)
+
+
 LOOP = """
 model, loss_of = build(), keras.losses.MeanSquaredError()
 optimizer = keras.optimizers.SGD(0.05)
@@ -185,12 +181,34 @@ optimizer.build(model.trainable_variables)
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_loops_of_the_script_itself(tmp_path, backend, compiled):
+    policy = "mixed_bfloat16" if compiled else "mixed_float16"
     for name in COMPILERS[backend][compiled:]:
-        loop = LOOPS[backend].replace("COMPILE", COMPILE.get(name, name))
-        trained = result(tmp_path, MODEL + LOOP + loop, "--policy", "mixed_bfloat16")
+        loop = LOOPS[backend].replace("COMPILE", compiler(name))
+        trained = result(tmp_path, MODEL + LOOP + loop, "--policy", policy)
+        assert trained.unscaled == (policy == "mixed_float16")
         assert (trained.steps, trained.optimizer_steps, trained.scalers) == (6, 6, 1)
         assert len(trained.losses) == 6
         assert trained.losses[-1] < trained.losses[0]
+
+
+ASSIGN = """
+for variable, value in zip(model.trainable_variables, trained):
+    variable.assign(value)
+"""
+
+
+@pytest.mark.parametrize("kind", ["fit", "loop"])
+def test_float32_is_plain_python(tmp_path, backend, kind):
+    numpy = pytest.importorskip("numpy")
+    loop = LOOPS[backend].replace("COMPILE", compiler(COMPILERS[backend][-1]))
+    assign = ASSIGN if backend == "jax" else ""
+    text = MODEL + {"fit": FIT, "loop": LOOP + loop + assign}[kind] + SAVE
+    done = run(tmp_path, text, "--policy", "float32", args=["ours.npz"])
+    plain = finished([*PLAIN, "train.py", "plain.npz"], tmp_path)
+    assert done.stdout == plain.stdout == "saved\n"
+    ours, theirs = (numpy.load(tmp_path / f"{name}.npz") for name in ("ours", "plain"))
+    assert len(ours.files) == 4
+    assert all(numpy.array_equal(ours[name], theirs[name]) for name in ours.files)
 
 
 def test_a_layer_of_keras_is_no_region_of_torch(tmp_path, monkeypatch):

@@ -4,7 +4,17 @@ import dataclasses
 
 from hypothesis import strategies as st
 
-from halfstep.core import ACTIONS, FAMILIES, LossScale, Policy, Rule, Rules
+from halfstep.core import (
+    ACTIONS,
+    FAMILIES,
+    FORMATS,
+    Diagnosis,
+    Fault,
+    LossScale,
+    Policy,
+    Rule,
+    Rules,
+)
 from halfstep.core._formats import COMPUTE_DTYPES
 
 WORDS = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,6}", fullmatch=True)
@@ -67,3 +77,19 @@ STEPS = st.lists(st.booleans(), max_size=60)
 
 def field_names(value):
     return [field.name for field in dataclasses.fields(value)]
+
+
+FAULTS = st.builds(
+    Fault,
+    module=st.text(max_size=8),
+    operation=st.sampled_from(["matmul", "cast", "data"]),
+    phase=st.sampled_from(["forward", "backward"]),
+    role=st.sampled_from(["input", "output", "grad_weight"]),
+    kind=st.sampled_from(["inf", "nan", "inf and nan"]),
+    dtype=st.sampled_from([entry.name for entry in FORMATS]),
+    shape=st.tuples(st.integers(0, 9)),
+    largest=st.floats(0, 1e30),
+    in_float32=st.booleans(),
+    remedy=st.text(max_size=8),
+)
+DIAGNOSES = st.builds(Diagnosis, st.lists(FAULTS, max_size=2).map(tuple))

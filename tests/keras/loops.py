@@ -1,10 +1,28 @@
 """The training loops that users write, as functions from an optimizer to a step."""
 
+import functools
+from shutil import which
+
 import keras
 import numpy as np
+import pytest
 from keras import ops
 
 BACKEND = keras.backend.backend()
+
+# For what torch.compile compiles.
+TORCH_COMPILES = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (which("c++") or which("g++")), reason="torch.compile needs a compiler"),
+    pytest.mark.filterwarnings(
+        "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning",
+    ),
+]
+
+
+def torch_compiles(test):
+    """Marks a test in which torch.compile compiles a model."""
+    return functools.reduce(lambda marked, mark: mark(marked), TORCH_COMPILES, test)
 
 
 def array(values, dtype="float32"):

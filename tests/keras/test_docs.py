@@ -1,10 +1,13 @@
-"""Executes the blocks of the documentation's page on Keras that are for this backend."""
+"""The documentation on Keras: its blocks that are for this backend run, and no name is missing."""
 
 import os
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "keras.md"
+import halfstep.keras
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "keras.md"
 BLOCK = re.compile(
     r"^(?:<!-- backend: (?P<backend>\w+) -->\n)?```python\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -20,3 +23,9 @@ def test_every_block_of_this_backend_runs():
             exec(compile(code, str(PAGE), "exec"), names)
             run += 1
     assert run == len(re.findall("^```python$", text, re.MULTILINE)) - 2
+
+
+def test_the_reference_has_every_public_name():
+    page = (DOCS / "reference.md").read_text()
+    names = sorted(halfstep.keras.__all__)
+    assert [name for name in names if f"::: halfstep.keras.{name}\n" not in page] == []

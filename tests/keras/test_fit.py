@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from halfstep.keras import LossScaleOptimizer, MasterOptimizer
-from tests.keras.loops import BACKEND, numbers
+from tests.keras.loops import BACKEND, numbers, torch_compiles
 
 X = np.random.RandomState(0).randn(64, 4).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -68,6 +68,24 @@ def test_masters_follow_float32_training(policy, way):
         history = model.fit(X, Y, batch_size=8, epochs=6, shuffle=False, verbose=0)
         losses[dtype] = np.array(history.history["loss"])
     np.testing.assert_allclose(losses[policy], losses["float32"], rtol=0.05)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="elsewhere it is one of the ways above")
+@torch_compiles
+def test_fit_skips_in_a_model_that_torch_compiles():
+    inputs = X.copy()
+    inputs[0] = np.inf
+    models = []
+    for compiled in (False, True):
+        optimizer = LossScaleOptimizer(keras.optimizers.Adam(0.01), initial_scale=256.0)
+        models.append(model_of(optimizer, jit_compile=compiled))
+        models[-1].fit(inputs, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    interpreted, compiled = models
+    assert compiled.jit_compile
+    assert compiled.optimizer.counts == interpreted.optimizer.counts
+    assert compiled.optimizer.counts.skipped == 2
+    for expected, weight in zip(interpreted.weights, compiled.weights, strict=True):
+        np.testing.assert_allclose(numbers(weight), numbers(expected), rtol=1e-3, atol=1e-4)
 
 
 def test_train_on_batch():

@@ -5,6 +5,7 @@ import pytest
 
 from halfstep.keras import set_global_policy
 from halfstep.keras._private import backend
+from tests.keras.loops import BACKEND, TORCH_COMPILES
 from tests.keras.policies import (  # noqa: F401
     Model,
     array,
@@ -83,11 +84,12 @@ def test_a_fragile_activation_is_computed_from_the_low_product(activation):
     assert not (expected.astype("float16") == expected).all()
 
 
+JIT = TORCH_COMPILES if BACKEND == "torch" else []
+
+
 @pytest.mark.parametrize("build", [classifier, Subclassed])
-@pytest.mark.parametrize("how", ["run_eagerly", "jit_compile"])
+@pytest.mark.parametrize("how", ["run_eagerly", pytest.param("jit_compile", marks=JIT)])
 def test_no_step_is_lost_in_the_softmax(build, how):
-    if how == "jit_compile" and keras.config.backend() == "torch":
-        pytest.skip("torch.compile takes minutes here")
     assert steps_done(build, safe=True, **{how: True}) == 24
 
 

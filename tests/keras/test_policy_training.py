@@ -1,41 +1,11 @@
-"""Models train as in float32, with `fit` and without it."""
+"""Models train by a policy without `fit`."""
 
 import numpy as np
-import pytest
 
 from halfstep.keras import set_global_policy
 from tests.keras.policies import array, classifier, keras, noise, nothing_left  # noqa: F401
 
-datasets = pytest.importorskip("sklearn.datasets")
 BACKEND = keras.config.backend()
-
-
-def digits_accuracy(policy):
-    set_global_policy(policy)
-    keras.utils.set_random_seed(0)
-    images, labels = datasets.load_digits(return_X_y=True)
-    images = images.astype("float32") / 16
-    layers = keras.layers
-    model = keras.Sequential(
-        [
-            keras.Input((64,)),
-            layers.Dense(64, activation="relu"),
-            layers.LayerNormalization(),
-            layers.Dense(10, activation="softmax"),
-        ]
-    )
-    loss = "sparse_categorical_crossentropy"
-    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
-    model.fit(images[:1400], labels[:1400], epochs=4, batch_size=64, verbose=0)
-    return model.evaluate(images[1400:], labels[1400:], verbose=0)[1]
-
-
-@pytest.mark.slow
-def test_digits_reach_the_accuracy_of_float32():
-    wide = digits_accuracy("float32")
-    assert wide > 0.85
-    assert digits_accuracy("mixed_float16") > wide - 0.03
-    assert digits_accuracy("mixed_bfloat16") > wide - 0.03
 
 
 def test_a_custom_loop_meets_a_float32_output():

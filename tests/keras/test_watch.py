@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from halfstep.core import subscribe
+from halfstep.keras import LossScaleOptimizer
 from halfstep.keras._watch import Models, watch
 from tests.keras.policies import keras, nothing_left  # noqa: F401
 
@@ -80,7 +81,51 @@ def test_a_sum_that_is_not_finite_hides_the_rest_of_its_epoch(told):
 def test_several_batches_in_one_execution(told):
     fit(compiled(steps_per_execution=2), *data(), epochs=2)
     assert len(told.all("step")) == 8
-    assert len(told.all("update")) == len(told.losses) == 4
+    assert [values["steps"] for values in told.all("update")] == [2] * 4
+    assert len(told.losses) == 4
+
+
+@pytest.mark.parametrize("kind", [keras.optimizers.LossScaleOptimizer, LossScaleOptimizer])
+def test_skipped_steps(told, kind):
+    model, (inputs, targets) = compiled(), data()
+    model.compile(kind(keras.optimizers.SGD(0.01), initial_scale=8.0), "mse", jit_compile=False)
+    inputs[[0, 4]] = np.inf
+    fit(model, inputs, targets)
+    assert [values["record"].skipped for values in told.all("step")] == [True, False] * 2
+    assert [values["scale"] for values in told.all("update")] == [4.0, 4.0, 2.0, 2.0]
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="a step on JAX has one optimizer")
+def test_optimizers_that_a_model_has_besides(told):
+    class Two(keras.Sequential):
+        def train_step(self, _):
+            for optimizer in (self.ours, self.theirs):
+                optimizer.apply([keras.ops.ones_like(v) for v in self.trainable_variables])
+            return {"rest": keras.ops.zeros(())}
+
+    model = compiled(Two)
+    model.ours, model.theirs = (keras.optimizers.SGD(rate) for rate in (0.1, 0.2))
+    for each in (model.ours, model.theirs):
+        each.build(model.trainable_variables)
+    fit(model, *data())
+    assert not any(values["record"].skipped for values in told.all("step"))
+    scalers = [values["scaler"] for values in told.all("update")]
+    assert scalers == [id(model.ours), id(model.theirs)] * 4
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="a step on JAX has the optimizer of Keras")
+def test_a_model_that_no_optimizer_of_keras_trains(told):
+    keras.config.set_dtype_policy("mixed_float16")  # then `compile` wraps what is not used
+
+    class Without(keras.Sequential):
+        def train_step(self, _):
+            for variable in self.trainable_variables:
+                variable.assign(variable * 0.9)
+            return {"rest": keras.ops.zeros(())}
+
+    fit(compiled(Without), *data())
+    assert [values["record"].skipped for values in told.all("step")] == [False] * 4
+    assert [values["scale"] for values in told.all("update")] == [1.0] * 4
 
 
 def test_models_are_noted_with_what_they_compute_in(told):

@@ -42,10 +42,10 @@ class Session:
         self.now, self.probe, self.log = 0.0, CountingProbe(), RunLog("float32", 0)
         self.recorder = Recorder(self.probe, self.log.add, lambda: self.now)
 
-    def step(self, loss, reason="", **scaler):
+    def step(self, loss, reason="", **update):
         self.recorder("loss", {"value": loss})
         self.recorder("step", {"record": SimpleNamespace(skipped=bool(reason), reason=reason)})
-        self.recorder("update", {"scale": 8.0 * loss, **scaler})
+        self.recorder("update", {"scale": 8.0 * loss, **update})
 
     def result(self):
         self.recorder.flush()
@@ -71,6 +71,15 @@ def test_step_times_go_on_across_batches():
         session.recorder.flush()
     session.step(1.0)
     assert session.result().step_seconds == (1.0, 1.0, 1.0)
+
+
+def test_steps_that_end_together_share_their_time():
+    session = Session()
+    session.step(1.0, steps=4)
+    session.step(1.0, steps=4)
+    session.step(1.0)
+    run = session.result()
+    assert (run.steps, run.step_seconds) == (9, (0.25, 0.25, 0.25, 0.25, 1.0))
 
 
 def test_values_are_read_in_batches():

@@ -243,3 +243,19 @@ def test_a_policy_that_did_not_take_effect():
     assert "effect" not in verdict(FIRST, summary("float32", NOISY, lowered=False))
     scaled = "compute_dtype=float32,scale=static(8.0)"
     assert "effect" not in verdict(FIRST, summary(scaled, NOISY, lowered=False))
+
+
+def test_nothing_to_judge_agreement_by():
+    first, other = (summary(policy, losses=(1.0,)) for policy in ("float32", "bf16"))
+    silent = [Summary(each.policy, (replace(each.runs[0], losses=()),)) for each in (first, other)]
+    text = verdict(*silent)
+    assert text.endswith(
+        "; agreement unknown: neither a loss nor a metric was seen; report one with halfstep.metric"
+    )
+
+
+def test_a_loop_of_keras_that_does_not_scale():
+    other = summary("mixed_float16", scale=1.0, versions=(("keras", "3.15.1"),))
+    assert "; the losses were not scaled, so that small" in verdict(FIRST, other)
+    scaled = summary("mixed_float16", scale=2.0, versions=(("keras", "3.15.1"),))
+    assert "not scaled" not in verdict(FIRST, scaled)

@@ -76,8 +76,8 @@ def compare(
 ) -> int:
     """Run a training script once per policy and show the results side by side.
 
-    Any PyTorch script will do. The policy comes from this command, whatever the script passes to
-    halfstep.torch.autocast and halfstep.torch.GradScaler, if it uses them.
+    Any script for PyTorch or Keras will do. The policy comes from this command, whatever the script
+    passes to halfstep.torch.autocast and halfstep.torch.GradScaler, if it uses them.
     """
     comparison = Comparison.of(
         script, args or (), policy or (), seeds=seeds, seed=seed, module=module

@@ -10,6 +10,7 @@ from halfstep.report import bytes_text, number, sparkline
 from halfstep.run import (
     LIKELY_REASONS,
     NO_REGION,
+    UNSCALED,
     RunResult,
     policy_text,
     why_ineffective,
@@ -46,6 +47,8 @@ def show_ending(console: Console, script: str, run: RunResult, *, chosen: bool) 
         console.print(Text(why, style="bold red"), soft_wrap=True)
         if NO_REGION in why:
             console.print(Text(LIKELY_REASONS), soft_wrap=True)
+    if run.unscaled:
+        console.print(Text(f"halfstep: {UNSCALED}.", style="bold red"), soft_wrap=True)
 
 
 def _rows(run: RunResult, chosen: bool, ascii_only: bool) -> Iterator[tuple[str, str]]:

@@ -1,5 +1,7 @@
 """The part of halfstep that knows no framework: values, rules and the loss scale's transition."""
 
+from halfstep.core._diagnosis import Diagnosis as Diagnosis
+from halfstep.core._diagnosis import Fault as Fault
 from halfstep.core._events import emit as emit
 from halfstep.core._events import listening as listening
 from halfstep.core._events import metric as metric
@@ -29,6 +31,8 @@ __all__ = [
     "FAMILIES",
     "FORMATS",
     "Culprits",
+    "Diagnosis",
+    "Fault",
     "Format",
     "LossScale",
     "Policy",
@@ -51,6 +55,16 @@ __all__ = [
 ]
 
 # Pickles, reprs and tracebacks show the public path, which outlives the private files.
-for _value in (Format, LossScale, Policy, Rule, Rules, ScaleState, SkippedStepsWarning):
+for _value in (
+    Diagnosis,
+    Fault,
+    Format,
+    LossScale,
+    Policy,
+    Rule,
+    Rules,
+    ScaleState,
+    SkippedStepsWarning,
+):
     _value.__module__ = __name__
 del _value

@@ -10,6 +10,7 @@ if find_spec("keras") is None:
     )
 
 from halfstep.core import SkippedStepsWarning as SkippedStepsWarning
+from halfstep.keras._diagnose import diagnose as diagnose
 from halfstep.keras._explain import Explanation as Explanation
 from halfstep.keras._explain import LayerRow as LayerRow
 from halfstep.keras._explain import explain as explain
@@ -34,6 +35,7 @@ __all__ = [
     "StepCounts",
     "TrainingSummary",
     "UnscaledLossWarning",
+    "diagnose",
     "explain",
     "global_policy",
     "set_global_policy",

@@ -3,7 +3,6 @@
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import replace as changed
 from typing import Any
 
 from halfstep.core import emit, replace
@@ -22,7 +21,8 @@ class Loop(_loops.Loop):
     """Looks at the optimizers after each compiled function, which stays as it is but for a loss."""
 
     def __init__(self) -> None:
-        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        # With what each had come to when it became known.
+        self._optimizers: weakref.WeakKeyDictionary[Any, Reading] = weakref.WeakKeyDictionary()
         self._kept: Any = None
         self._local = _Local()
 
@@ -43,9 +43,10 @@ class Loop(_loops.Loop):
     def steps(self, optimizer: Any, before: Reading, after: Reading) -> None:
         """Tells about a step; one that is traced, after the function."""
         self._local.scaled = False
-        self._optimizers.add(optimizer)
         if not tf.inside_function():
             tell_steps(optimizer, before, after)
+        with tf.init_scope():
+            self._optimizers.setdefault(optimizer, reading(optimizer))
 
     def _gradient(
         self, original: Callable[..., Any], tape: Any, target: Any, *args: Any, **kwargs: Any
@@ -71,12 +72,11 @@ class Loop(_loops.Loop):
     def _call(self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
         if inside.step or tf.inside_function():
             return original(function, *args, **kwargs)
-        before = {id(each): reading(each) for each in self._optimizers}
+        before = {id(each): reading(each) for each in list(self._optimizers)}
         result = original(function, *args, **kwargs)
         self._tell_kept()
-        for each in list(self._optimizers):
-            after = reading(each)
-            known = before.get(id(each), _first(after))
+        for each, first in list(self._optimizers.items()):
+            known, after = before.get(id(each), first), reading(each)
             if known != after:
                 tell_steps(each, known, after)
         return result
@@ -88,10 +88,3 @@ class Loop(_loops.Loop):
         if told:
             emit("loss", value=float(value), source="keras")
             self._kept.assign([0.0, 0.0])
-
-
-def _first(after: Reading) -> Reading:
-    """Returns what an optimizer had come to before the step by which it became known."""
-    if after.asked is not None:
-        return changed(after, applied=0.0, asked=0.0)
-    return changed(after, applied=max(after.applied - 1, 0.0))

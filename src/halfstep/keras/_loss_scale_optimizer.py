@@ -11,7 +11,7 @@ from halfstep.core import Culprits, LossScale
 from halfstep.keras._master_optimizer import MasterOptimizer
 from halfstep.keras._stepping import _settings, _skips
 from halfstep.keras._stepping._arguments import refuse_wrapped, variables_for
-from halfstep.keras._stepping._backend import backend
+from halfstep.keras._stepping._backend import backend, untraced
 from halfstep.keras._stepping._cell import ScaleCell, with_counters
 from halfstep.keras._stepping._gradients import Unscaling
 from halfstep.keras._stepping._old_names import OldNames
@@ -142,6 +142,7 @@ class LossScaleOptimizer(OldNames, keras.optimizers.LossScaleOptimizer):
         self._usage.scaled()
         return ops.multiply(loss, ops.convert_to_tensor(self._scale(), dtype="float32"))
 
+    @untraced
     def apply(self, grads: Sequence[Any], trainable_variables: Iterable[Any] | None = None) -> None:
         """Takes a step, or skips it if a gradient is not finite.
 

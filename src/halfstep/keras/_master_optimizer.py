@@ -7,7 +7,7 @@ import keras
 
 from halfstep.keras._masters import Masters
 from halfstep.keras._stepping._arguments import refuse_wrapped, trainers, variables_for
-from halfstep.keras._stepping._backend import backend
+from halfstep.keras._stepping._backend import backend, untraced
 
 
 @keras.saving.register_keras_serializable(package="halfstep")
@@ -58,6 +58,7 @@ class MasterOptimizer(keras.optimizers.Optimizer):
         """The masters and the variables of the other optimizer."""
         return [*self._variables, *self.optimizer.variables]
 
+    @untraced
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """Takes a step with the masters and rounds them into the variables.
 

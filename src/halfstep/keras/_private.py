@@ -19,11 +19,15 @@ _NEEDED = (
     "backend.common.global_state.get_global_attribute",
     "backend.common.tensor_attributes.get_tensor_attr",
     "backend.common.tensor_attributes.set_tensor_attr",
+    "layers.Layer._clear_losses",
     "layers.Layer._flatten_layers",
     "layers.Layer.stateless_call",
+    "layers.Layer.compute_dtype",
     "models.Functional",
     "ops.nn._normalize",
+    "ops.operation.Operation.__call__",
     "regularizers.regularizers.L1L2",
+    "trainers.compile_utils.CompileLoss",
     "trainers.trainer.Trainer.compile",
     "utils.module_utils.jax",
     "utils.module_utils.tensorflow",
@@ -57,8 +61,10 @@ for _path in _NEEDED:
     found(_path)
 
 backend = found("backend")
+CompileLoss = found("trainers.compile_utils.CompileLoss")
 Functional = found("models.Functional")
 Layer = found("layers.Layer")
+Operation = found("ops.operation.Operation")
 Trainer = found("trainers.trainer.Trainer")
 get_tensor_attr = found("backend.common.tensor_attributes.get_tensor_attr")
 set_tensor_attr = found("backend.common.tensor_attributes.set_tensor_attr")

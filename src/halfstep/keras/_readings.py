@@ -1,12 +1,10 @@
 """What a training has come to, read from the variables of Keras."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import keras
-
-_STEPS = 1  # the place of the steps among the counters of a loss-scale optimizer
 
 # Returns the present value of a variable, wherever the backend keeps it.
 Values = Callable[[Any], Any]
@@ -91,5 +89,6 @@ def reading(
     if scale is not None:
         found["scale"] = values(scale)
     if cell is not None:
-        found["asked"] = values(cell._counters)[_STEPS]
-    return Reading(**{name: read(value) for name, value in found.items()})
+        found["asked"] = cell.steps(values)
+    known = Reading(scale=getattr(optimizer, "initial_scale", 1.0))
+    return replace(known, **{name: read(value) for name, value in found.items()})

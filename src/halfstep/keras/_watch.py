@@ -24,6 +24,7 @@ from halfstep.keras._readings import Reading, Sum, by_state, by_variable, readin
 NONFINITE = "a gradient was not finite"
 # What PyTorch's side would tell of a step that this side tells of.
 _TOLD_HERE = ("backward", "loss", "step", "update", "scale")
+_Look = tuple[list[Sum], list[tuple[Any, Reading]]]
 
 
 class _Inside(threading.local):
@@ -127,9 +128,18 @@ def _watched(models: Models, model: Any, train: Callable[..., Any]) -> Callable[
     return step
 
 
-def _look(model: Any, state: Any) -> tuple[list[Sum], Reading]:
-    values = by_state(model, _state(state)) if keras.config.backend() == "jax" else by_variable
-    return sums(model, values), reading(model.optimizer, values)
+def _look(model: Any, state: Any) -> _Look:
+    if keras.config.backend() == "jax":
+        values, optimizers = by_state(model, _state(state)), [model.optimizer]
+    else:
+        values, optimizers = by_variable, _optimizers(model)
+    return sums(model, values), [(each, reading(each, values)) for each in optimizers]
+
+
+def _optimizers(model: Any) -> list[Any]:
+    """Returns the optimizer that a model was compiled with, and those that it has besides."""
+    own = (each for each in vars(model).values() if isinstance(each, keras.optimizers.Optimizer))
+    return list({id(each): each for each in (model.optimizer, *own)}.values())
 
 
 def _state(values: tuple[Any, Any]) -> Any:
@@ -137,12 +147,17 @@ def _state(values: tuple[Any, Any]) -> Any:
     return next(each for each in values if isinstance(each, tuple))
 
 
-def _tell(model: Any, before: tuple[list[Sum], Reading], after: tuple[list[Sum], Reading]) -> None:
+def _tell(model: Any, before: _Look, after: _Look) -> None:
     pairs = zip(before[0], after[0], strict=False)
     known = next((each for each in starmap(_loss, pairs) if each is not None), None)
     if known is not None:
         emit("loss", value=known, source="keras")
-    tell_steps(model.optimizer, before[1], after[1], executions=model.steps_per_execution)
+    told = [
+        tell_steps(each, earlier, later)
+        for (each, earlier), (_, later) in zip(before[1], after[1], strict=True)
+    ]
+    if not any(told):  # another kind of optimizer trains
+        _emit_steps(model, Reading(), [Step()] * model.steps_per_execution)
 
 
 def _loss(before: Sum, after: Sum) -> float | None:
@@ -156,22 +171,39 @@ def _loss(before: Sum, after: Sum) -> float | None:
     return (after.total - before.total) / added
 
 
-def tell_steps(optimizer: Any, before: Reading, after: Reading, executions: int = 1) -> None:
+def tell_steps(optimizer: Any, before: Reading, after: Reading) -> int:
     """Tells about the steps that an optimizer was asked for between two readings.
 
     Args:
         optimizer: It.
         before: What it had come to before.
         after: What it has come to.
-        executions: The most steps that there can have been.
+
+    Returns:
+        How many steps there were.
     """
     applied = int(after.applied - before.applied)
-    asked = applied if after.asked is None else int(after.asked - (before.asked or 0))
-    # Whoever does not count what is asked was asked at least once.
-    skipped = max(asked, 1 if executions == 1 else 0) - applied
-    for record in [Step(True, NONFINITE)] * skipped + [Step()] * applied:
+    if after.asked is None:
+        skipped = _halvings(before.scale, after.scale)
+    else:
+        skipped = int(after.asked - (before.asked or 0)) - applied
+    steps = [Step(True, NONFINITE)] * skipped + [Step()] * applied
+    _emit_steps(optimizer, after, steps)
+    return len(steps)
+
+
+def _halvings(before: float, after: float) -> int:
+    """Returns how often Keras' own optimizer skipped a step: then it halves its scale."""
+    if not after or not math.isfinite(before):
+        return 1  # it gets no further
+    return max(0, round(math.log2(before / after)))
+
+
+def _emit_steps(stepped: Any, after: Reading, steps: list[Step]) -> None:
+    for record in steps:
         emit("step", record=record)
-    emit("update", scale=after.scale, scaler=id(optimizer))
+    if steps:
+        emit("update", scale=after.scale, scaler=id(stepped), steps=len(steps))
 
 
 def _works(layer: Any) -> bool:

@@ -60,6 +60,13 @@ def lowered(wide: Any, dtype: str) -> Any:
     return keras.tree.map_structure(lambda each: _lowered(each, dtype), wide)
 
 
+def remember(value: Any, result: Any, around: Callable[[Any], Any]) -> None:
+    """Lets a copy of a tensor remember what the tensor was before it was rounded, if it does."""
+    remembered = get_tensor_attr(value, _ATTRIBUTE)
+    if remembered is not None:
+        set_tensor_attr(result, _ATTRIBUTE, lambda: around(remembered()))
+
+
 def _lowered(wide: Any, dtype: str) -> Any:
     if not backend.is_tensor(wide) or backend.standardize_dtype(wide.dtype) != "float32":
         return wide

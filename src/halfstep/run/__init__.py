@@ -10,7 +10,7 @@ from halfstep.run._document import (
     run_document,
     write_json,
 )
-from halfstep.run._effect import LIKELY_REASONS, NO_REGION, policy_text, why_ineffective
+from halfstep.run._effect import LIKELY_REASONS, NO_REGION, UNSCALED, policy_text, why_ineffective
 from halfstep.run._footprint import Activations, Footprint, Kept
 from halfstep.run._footprint_cells import activation_rows, footprint_notes, layout_rows
 from halfstep.run._here import load_here
@@ -28,6 +28,7 @@ __all__ = [
     "LAYOUTS",
     "LIKELY_REASONS",
     "NO_REGION",
+    "UNSCALED",
     "Activations",
     "Comparison",
     "Footprint",

@@ -10,6 +10,11 @@ LIKELY_REASONS = (
     "those that train parameters in half precision."
 )
 
+UNSCALED = (
+    "the losses were not scaled, so that small gradients are lost in float16: choose "
+    "mixed_bfloat16, or call scale_loss of a LossScaleOptimizer in the script's own loop"
+)
+
 
 def policy_text(run: RunResult) -> str:
     """Returns the policies of a run, those that the script chose itself marked.

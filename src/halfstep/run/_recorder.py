@@ -41,7 +41,7 @@ class Recorder:
         }
         self._losses: list[Any] = []
         self._records: list[tuple[int, Any]] = []
-        self._marks: list[Any] = []
+        self._marks: list[tuple[Any, int]] = []  # with how many steps ended there
         self._scale: Any = None
         self._updates = self._attempts = self._backwards = 0
         self._from_scaler = self._scaled = self._torch_amp = False
@@ -82,7 +82,7 @@ class Recorder:
             {
                 "kind": "batch",
                 "losses": self._probe.floats(self._losses),
-                "step_seconds": self._probe.seconds(self._marks),
+                "step_seconds": self._step_seconds(),
                 "skipped": [[step, each.reason] for step, each in self._records if each.skipped],
                 # A script that changes its parameters by hand does so after each backward pass.
                 "steps": self._updates or self._backwards,
@@ -99,10 +99,18 @@ class Recorder:
         self._losses, self._records, self._marks = [], [], self._marks[-1:]
         self._flushed = self._clock()
 
+    def _step_seconds(self) -> list[float]:
+        """Returns how long each step took; those that ended together took the same time."""
+        times = self._probe.seconds([mark for mark, _ in self._marks])
+        # There is no time between two clocks, of which the later one is the device's.
+        counts = [count for _, count in self._marks[len(self._marks) - len(times) :]]
+        pairs = zip(times, counts, strict=True)
+        return [time / count for time, count in pairs for _ in range(count)]
+
     def _on_backward(self) -> None:
         self._backwards += 1
         if not self._updates:
-            self._marks.append(self._probe.tick())
+            self._marks.append((self._probe.tick(), 1))
 
     def _on_loss(self, value: Any, source: str = "") -> None:
         """Keeps a loss; once a scaler tells of losses, backward starts from scaled ones."""
@@ -117,8 +125,8 @@ class Recorder:
         self._attempts += 1
         self._records.append((self._updates + 1, record))
 
-    def _on_update(self, scale: Any, scaler: int | None = None) -> None:
-        """Counts a step at each update of the first scaler, however many there are.
+    def _on_update(self, scale: Any, scaler: int | None = None, steps: int = 1) -> None:
+        """Counts the steps at each update of the first scaler, however many scalers there are.
 
         From one of its updates to the next is one round of the script's loop.
         """
@@ -126,9 +134,9 @@ class Recorder:
             self._scalers.append(scaler)
         if scaler != self._scalers[0]:
             return
-        self._marks = [*(self._marks if self._updates else ()), self._probe.tick()]
+        self._marks = [*(self._marks if self._updates else ()), (self._probe.tick(), steps)]
         self._scale = self._probe.snapshot(scale)
-        self._updates += 1
+        self._updates += steps
         self._count_saved_bytes()
 
     def _on_scale(self, scale: Any, scalers: Sequence[int]) -> None:

@@ -107,6 +107,21 @@ class RunResult:
         return bool(self.policy) and _is_low(self.policy)
 
     @property
+    def unscaled(self) -> bool:
+        """Whether a loop of Keras trained in float16 without the loss scale that it needs.
+
+        Example:
+            >>> seen = {"steps": 9, "scale": 1.0, "versions": (("keras", "3.15.1"),)}
+            >>> RunResult(policy="mixed_float16", **seen).unscaled
+            True
+        """
+        if self.scale != 1.0 or self.skipped or "keras" not in dict(self.versions):
+            return False
+        policy = Policy.parse(self.policy or "float32")
+        asked = policy.compute_dtype == "float16" and policy.scale.init_scale > 1.0
+        return asked and not self.ineffective
+
+    @property
     def name(self) -> str:
         """The policy and the seed, for a person."""
         return f"{self.policy} seed {self.seed}"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from halfstep.run._effect import why_ineffective
+from halfstep.run._effect import UNSCALED, why_ineffective
 from halfstep.run._summary import Summary, mean, spread
 from halfstep.run._units import DIGITS, unit_of
 
@@ -12,6 +12,9 @@ _ALIKE = 0.05  # a difference in speed or memory below this is not worth a word
 _MANY_SKIPS = 0.1
 _ENOUGH_SEEDS = 3
 _FINAL_LOSS = "final loss"
+_UNKNOWN = (
+    "agreement unknown: neither a loss nor a metric was seen; report one with halfstep.metric"
+)
 _TINY = f"none in {DIGITS} digits"
 _BETTER_HIGH = ("acc", "f1", "auc", "precision", "recall", "bleu", "psnr", "reward")
 _BETTER_LOW = ("loss", "error", "perplexity", "ppl", "mae", "mse", "rmse", "wer", "cer", "fid")
@@ -60,6 +63,8 @@ def agreements(first: Summary, other: Summary) -> Iterator[Agreement]:
     for name in shared:
         yield agreement(name, first.metric(name), other.metric(name), first.policy)
     firsts, others = first.last_losses, other.last_losses
+    if not shared and not (firsts and others):
+        yield Agreement(_UNKNOWN)
     told = shared and all(map(math.isfinite, firsts + others))
     if firsts and others and not told:
         yield agreement(_FINAL_LOSS, firsts, others, first.policy)
@@ -180,6 +185,8 @@ def _saves_nothing(first: Summary, other: Summary) -> str:
 def _remarks(other: Summary) -> Iterator[str]:
     if other.skipped > _MANY_SKIPS * other.optimizer_steps:
         yield f"{other.skipped} of {other.optimizer_steps} steps skipped ({other.skip_reason})"
+    if any(run.unscaled for run in other.trained):
+        yield UNSCALED
     if other.failed:
         yield f"{len(other.failed)} of {len(other.runs)} runs failed"
     yield from _broken_losses(other)

@@ -12,14 +12,18 @@
 """
 
 import functools
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
+from typing import Any, TypeVar
 
 import keras
 
 from halfstep.errors import UsageError
 
-_MODULES = {name: f"halfstep.keras._stepping._on_{name}" for name in ("jax", "tensorflow", "torch")}
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_MODULES = {each: f"halfstep.keras._stepping._on_{each}" for each in ("jax", "tensorflow", "torch")}
 
 
 @functools.cache
@@ -29,10 +33,27 @@ def backend() -> ModuleType:
     Raises:
         UsageError: If Keras cannot train on its backend.
     """
-    name = keras.backend.backend()
-    if name not in _MODULES:
+    return import_module(_MODULES[name()])
+
+
+def name() -> str:
+    """Returns the name of the backend that Keras runs on.
+
+    Raises:
+        UsageError: If Keras cannot train on its backend.
+    """
+    chosen: str = keras.backend.backend()
+    if chosen not in _MODULES:
         raise UsageError(
-            f"halfstep.keras needs one of the backends {', '.join(_MODULES)}, got {name!r}. "
+            f"halfstep.keras needs one of the backends {', '.join(_MODULES)}, got {chosen!r}. "
             "Set KERAS_BACKEND before keras is imported."
         )
-    return import_module(_MODULES[name])
+    return chosen
+
+
+def untraced(function: _Function) -> _Function:
+    """Marks a function that `torch.compile` runs as it is, because it asks the host what to do."""
+    if keras.backend.backend() != "torch":
+        return function
+    compiler: Any = import_module("torch.compiler")
+    return compiler.disable(function)

@@ -13,6 +13,7 @@ from halfstep.keras._stepping._backend import backend
 from halfstep.keras._stepping._skips import StepCounts
 
 # The four numbers of `counters`: overflows, steps, skipped and consecutive_skips.
+_STEPS = 1
 _AFTER_GROWTH, _AFTER_NONE = (0, 1, 1, 0), (1, 1, 1, 0)
 _ONE_STEP = (0, 1, 0, 0)
 _TOP = 2**31 - 1
@@ -48,6 +49,14 @@ class ScaleCell:
         scale, counters = (backend().host(current(each)) for each in (self.scale, self._counters))
         _, steps, skipped, row = counters
         return StepCounts(steps, skipped, row, scale)
+
+    def steps(self, current: Callable[[Any], Any]) -> Any:
+        """Returns how many steps it was asked for as a tensor, also of a function that is traced.
+
+        Args:
+            current: From a variable to its value.
+        """
+        return current(self._counters)[_STEPS]
 
     def step(self, *, finite: bool) -> ScaleState:
         """Counts a step whose outcome the host knows, and returns the state before it."""

@@ -1,0 +1,142 @@
+"""What is told of the inf and NaN of a training step: where each was made, and what to write."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from halfstep.core._formats import Format
+
+_ROLES = {
+    "grad_output": "the gradient of its output",
+    "grad_input": "the gradient of its input",
+    "grad_weight": "the gradient of its weight",
+}
+_MADE = "{module}: {operation} made {kind} in the {phase} pass, in {range}"
+_WORDS = {
+    "data": "{module}: the {role} holds {kind} before the model computes anything",
+    "cast": "{module}: {what} became {kind} in the {phase} pass, in the cast to {range}",
+}
+_HELD = "{what} of shape {shape} holds it; the largest number that went in was {largest:g}"
+_IN_FLOAT32 = "float32 makes it, too: look at the learning rate, the data and the initial values"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first inf or NaN that one operation made.
+
+    Args:
+        module: The path of the innermost module that ran the operation.
+        operation: A word for it, such as "matmul", "conv" or "divide"; "cast" where a number did
+            not fit into the format that it was cast to, "data" where it came from outside.
+        phase: "forward" or "backward".
+        role: What held it: "input", "weight", "target", "output", "grad_output", "grad_input" or
+            "grad_weight".
+        kind: "inf", "nan" or "inf and nan".
+        dtype: The format that could not hold the number.
+        shape: The shape of the tensor.
+        largest: The largest finite magnitude that went in.
+        in_float32: Whether the same model in float32 makes it, too.
+        remedy: What to write instead, to be pasted; empty where nothing is known.
+
+    Example:
+        >>> fault = Fault("expand", "matmul", "forward", "output", "inf", "float16", (2, 8), 1200.0)
+        >>> print(fault)
+        expand: matmul made inf in the forward pass, in float16, which ends at 65504
+          its output of shape (2, 8) holds it; the largest number that went in was 1200
+        >>> fault.limit
+        65504.0
+    """
+
+    module: str
+    operation: str
+    phase: str
+    role: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    largest: float
+    in_float32: bool = False
+    remedy: str = ""
+
+    @property
+    def limit(self) -> float:
+        """The largest finite number of the format.
+
+        Example:
+            >>> Fault("head", "exp", "forward", "output", "inf", "float16", (2,), 12.0).limit
+            65504.0
+        """
+        return Format.named(self.dtype).max
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as plain data.
+
+        Example:
+            >>> fault = Fault("head", "exp", "forward", "output", "inf", "float16", (2,), 12.0)
+            >>> fault.to_dict()["shape"]
+            [2]
+        """
+        return {**dataclasses.asdict(self), "shape": list(self.shape)}
+
+    def __str__(self) -> str:
+        words = {
+            **vars(self),
+            "what": _ROLES.get(self.role, f"its {self.role}"),
+            "range": f"{self.dtype}, which ends at {self.limit:g}",
+        }
+        lines = [_WORDS.get(self.operation, _MADE).format(**words), f"  {_HELD.format(**words)}"]
+        if self.in_float32:
+            lines.append(f"  {_IN_FLOAT32}")
+        if self.remedy:
+            lines.extend(f"  {line}" for line in ["write:", *self.remedy.splitlines()])
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The faults of a model, in the order in which they happened; false if there is none.
+
+    Print it for a short text.
+
+    Args:
+        faults: All of them.
+
+    Example:
+        >>> diagnosis = Diagnosis()
+        >>> print(diagnosis)
+        no inf and no NaN
+        >>> bool(diagnosis), diagnosis.first
+        (False, None)
+    """
+
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def first(self) -> Fault | None:
+        """The first fault, None if there is none.
+
+        Example:
+            >>> fault = Fault("head", "exp", "forward", "output", "inf", "float16", (2,), 12.0)
+            >>> Diagnosis((fault,)).first == fault
+            True
+        """
+        return self.faults[0] if self.faults else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the faults as plain data.
+
+        Example:
+            >>> Diagnosis().to_dict()
+            {'faults': []}
+        """
+        return {"faults": [each.to_dict() for each in self.faults]}
+
+    def __bool__(self) -> bool:
+        return bool(self.faults)
+
+    def __str__(self) -> str:
+        if not self.faults:
+            return "no inf and no NaN"
+        first, *others = self.faults
+        also = [f"after it: {str(each).splitlines()[0]}" for each in others]
+        return "\n".join([str(first), *also])

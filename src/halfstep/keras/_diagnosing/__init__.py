@@ -1,0 +1,1 @@
+"""The parts of `diagnose`: what is noted while a model runs, and what to write instead."""
