@@ -136,7 +136,7 @@ def test_devices_that_add_up_gradients_agree_on_a_factor(weights):
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [(512.0, 512.0), (jnp.float32(2.0), 2.0), (ScaleState(64.0), 64.0), (None, 4096.0)],
+    [(512.0, 512.0), (jnp.float32(2.0), 2.0), (ScaleState(64.0), 64.0), (None, 1024.0)],
 )
 def test_the_scale_is_a_number_an_array_or_something_that_has_one(given, expected):
     # A gradient of 1 is brought just below the scale, which is half of it.

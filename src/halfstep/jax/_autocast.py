@@ -62,7 +62,7 @@ def autocast(
             are arguments, in whatever dtype they have.
         scale: What the sum of the magnitudes of gradients that enter a low format is brought
             below: a number, an array, or something that has one as `loss_scale` or `scale`.
-            Default: that of the policy if it is static, and 4096 if it is dynamic, because nobody
+            Default: that of the policy if it is static, and 1024 if it is dynamic, because nobody
             adapts it.
 
     Returns:
@@ -150,14 +150,16 @@ def _bounded(run: Callable[..., Sequence[Any]], scale: Any, *arrays: Any) -> Seq
 
 def lowered(closed: Any, policy: Policy, context: Context) -> Callable[..., Sequence[Any]]:
     """Returns what runs a program by the rules, on its constants and its operands."""
-    count = len(closed.consts)
+    count, jaxpr = len(closed.consts), closed.jaxpr
+    dtypes = _output_dtypes(closed, policy)
 
+    # It outlives the trace, so it must not hold a value.
     def run(*arrays: Any) -> list[Any]:
         if policy.compute_dtype == "float32":
-            return list(eval_jaxpr(closed.jaxpr, arrays[:count], *arrays[count:]))
+            return list(eval_jaxpr(jaxpr, arrays[:count], *arrays[count:]))
         values = parameters(arrays)
-        out = interpret(closed.jaxpr, values[:count], values[count:], context)
-        return list(map(_handed_back, out, _output_dtypes(closed, policy)))
+        out = interpret(jaxpr, values[:count], values[count:], context)
+        return list(map(_handed_back, out, dtypes))
 
     return run
 

@@ -14,6 +14,7 @@ from jax import numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from halfstep.errors import UsageError
 from halfstep.jax._private import Zero, eval_jaxpr
 from halfstep.jax._scaled import run_scaled
 
@@ -136,7 +137,17 @@ def derivative(
     start = [each for each, does in zip(operands, moves, strict=True) if does]
     out, tangents = jax.linearize(at, *start)
     closed = jax.make_jaxpr(lambda *given: list(filter(_is_real, tangents(*given))))(*ways)
+    _refuse_references(closed.jaxpr)
     return out, linear_map(scale, closed, (), ways, scaled=scaled)
+
+
+def _refuse_references(jaxpr: Any) -> None:
+    if any(hasattr(var.aval, "inner_aval") for each in jaxpr.eqns for var in each.outvars):
+        raise UsageError(
+            "Gradients are scaled by autocast only where they need no mutable array, got a function"
+            " that makes one with jax.new_ref. Write policy='mixed_bfloat16', which scales"
+            " nothing, or carry the values through the loop."
+        )
 
 
 def _is_real(tangent: Any) -> bool:
