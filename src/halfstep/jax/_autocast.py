@@ -90,18 +90,28 @@ def autocast(
     if function is None:
         return functools.partial(autocast, policy=asked, scale=scale)
     _check_function(function)
+    called, owner = parts(function)
 
-    @functools.wraps(function)
+    @functools.wraps(function, updated=["__dict__"] if inspect.isroutine(function) else [])
     def run(*args: Any, **kwargs: Any) -> Any:
         chosen = _chosen(asked)
         nested = _tracing.is_inside()
         if chosen.compute_dtype == "float32" and not nested:
             return function(*args, **kwargs)
         with _tracing.inside():
-            program = traced(function, (args, kwargs), is_real)
+            program = traced(called, ((*owner, *args), kwargs), is_real)
         return program.finish(_run(program, chosen, scale, nested=nested))
 
     return run
+
+
+def parts(function: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Returns what is called, and the object it belongs to, which is an argument as well."""
+    if inspect.ismethod(function):
+        return function.__func__, (function.__self__,)
+    if inspect.isroutine(function):
+        return function, ()
+    return type(function).__call__, (function,)
 
 
 def _chosen(asked: Policy) -> Policy:

@@ -44,7 +44,7 @@ def _number(given: Any) -> Any:
 
 
 def _is_positive(given: Any) -> bool:
-    return isinstance(given, int | float | np.number) and 0.0 < given < math.inf
+    return isinstance(given, int | float | np.number) and bool(0.0 < given < math.inf)
 
 
 def bounded(
