@@ -49,6 +49,7 @@ docs: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/saved.py
+	$(BIN)/python benchmarks/jax_saved.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/region.py
 	$(BIN)/python benchmarks/step.py

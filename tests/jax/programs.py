@@ -1,13 +1,13 @@
 """What tests ask of traced programs."""
 
-from jax.extend.core import jaxprs_in_params
+from halfstep.jax._private import sub_jaxprs
 
 
 def equations(jaxpr):
     """Yields the equations of a program and of those inside, without derivative rules."""
     for equation in jaxpr.eqns:
         yield equation
-        for inner in jaxprs_in_params(equation.params):
+        for inner in sub_jaxprs(equation.params):
             yield from equations(inner)
 
 

@@ -51,6 +51,20 @@ def test_objects_that_are_no_trees_stay_what_they_are():
     assert out[0, 0] != (X @ W)[0, 0]
 
 
+def test_callable_objects_and_bound_methods():
+    class Layer:
+        def __init__(self, weights):
+            self.weights = weights
+
+        def __call__(self, x):
+            return x @ self.weights
+
+    layer = Layer(W)
+    for call in (autocast(layer), autocast(layer.__call__), autocast(jax.jit(layer))):
+        assert dtypes(jax.make_jaxpr(call)(X), "dot_general")[0][1] == ("bfloat16",)
+    assert not hasattr(autocast(layer), "weights")
+
+
 def test_closures_over_values_that_are_differentiated():
     def outer(w, policy):
         inner = autocast(lambda x: jnp.sum(jnp.tanh(x @ w)), policy)

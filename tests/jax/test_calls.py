@@ -222,3 +222,18 @@ def test_a_region_inside_another_has_its_own_policy(policy):
         autocast(jax.grad(lambda x: jnp.sum(autocast(lambda x: x @ W, policy)(x))))
     )
     assert {name for each in dtypes(gradient(X), "dot_general") for name in each[0]} == {dtype}
+
+
+def in_everything(x):
+    def turn(carry, _):
+        return jax.nn.relu(jax.checkpoint(lambda x: clipped(x @ W))(carry)), carry.sum()
+
+    x = lax.cond(x[0, 0] > 0, lambda x: lax.scan(turn, x, None, 2)[0], lambda x: x, x)
+    return jnp.sum(weighed(x, W, 2))
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_programs_are_well_formed_and_hold_no_values_of_a_trace(policy):
+    with jax.check_tracer_leaks(), jax.enable_checks(True):
+        gradient = jax.jit(jax.grad(autocast(in_everything, policy, scale=1.0)))(X)
+    assert jnp.all(jnp.isfinite(gradient))

@@ -1,4 +1,4 @@
-"""Executes the blocks of the documentation's page on jmp and optax."""
+"""Executes the blocks of the documentation's pages about JAX."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import halfstep.jax as front_end
 from halfstep.jax import jmp
 from tests.test_readme import blocks, padded
 
-PAGE = Path(__file__).parents[2] / "docs" / "coming-from-jmp.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(autouse=True)
@@ -19,14 +19,15 @@ def standard_promotion():
         yield
 
 
-def test_every_block_runs():
-    names = {"__name__": "__page__"}
-    for line, code in blocks(PAGE.read_text()):
-        exec(compile(padded(line, code), str(PAGE), "exec"), names)
+@pytest.mark.parametrize("name", ["coming-from-jmp.md", "jax.md"])
+def test_every_block_runs(name):
+    page, names = DOCS / name, {"__name__": "__page__"}
+    for line, code in blocks(page.read_text()):
+        exec(compile(padded(line, code), str(page), "exec"), names)
 
 
 def test_the_reference_has_every_public_name():
-    page = (PAGE.parent / "reference.md").read_text()
+    page = (DOCS / "reference.md").read_text()
     names = [f"halfstep.jax.{name}" for name in front_end.__all__]
     for name in {*jmp.__all__} - {"LossScale"}:
         if getattr(jmp, name) is not getattr(front_end, name, None):

@@ -100,5 +100,8 @@ def test_modules_of_nnx_change_their_state_as_they_do_without():
         nnx.grad(autocast(lambda model, x: jnp.sum(model(x)), policy))(ours, x)
         assert jnp.array_equal(ours.norm.mean[...], plain.norm.mean[...])
         assert ours.dropout.rngs.count[...] == plain.dropout.rngs.count[...] == 1
-        ours(x)
-        assert not jnp.array_equal(ours.norm.mean[...], plain.norm.mean[...])
+        before = ours.norm.mean[...]
+        for call in (autocast(ours, policy), autocast(ours.__call__, policy)):
+            assert call(x).shape == (16, 4)
+        assert ours.dropout.rngs.count[...] == 3
+        assert not jnp.array_equal(ours.norm.mean[...], before)

@@ -10,22 +10,22 @@ if find_spec("jax") is None:
     )
 
 from halfstep.jax._autocast import autocast as autocast
-from halfstep.jax._explain import explain as explain
 from halfstep.jax._explain import Explanation as Explanation
 from halfstep.jax._explain import Row as Row
+from halfstep.jax._explain import explain as explain
 from halfstep.jax._finite import all_finite as all_finite
 from halfstep.jax._finite import select_tree as select_tree
+from halfstep.jax._masters import WithMastersState as WithMastersState
 from halfstep.jax._masters import master_params as master_params
 from halfstep.jax._masters import with_masters as with_masters
-from halfstep.jax._masters import WithMastersState as WithMastersState
 from halfstep.jax._scale import DynamicLossScale as DynamicLossScale
-from halfstep.jax._scale import loss_scale as loss_scale
 from halfstep.jax._scale import NoOpLossScale as NoOpLossScale
 from halfstep.jax._scale import StaticLossScale as StaticLossScale
+from halfstep.jax._scale import loss_scale as loss_scale
 from halfstep.jax._transformations._norms import clip_by_global_norm as clip_by_global_norm
 from halfstep.jax._transformations._norms import global_norm as global_norm
-from halfstep.jax._transformations._skipping import apply_if_finite as apply_if_finite
 from halfstep.jax._transformations._skipping import ApplyIfFiniteState as ApplyIfFiniteState
+from halfstep.jax._transformations._skipping import apply_if_finite as apply_if_finite
 from halfstep.jax._transformations._telling import check_skips as check_skips
 from halfstep.jax._transformations._telling import nonfinite as nonfinite
 from halfstep.jax._transformations._updates import apply_updates as apply_updates

@@ -62,7 +62,7 @@ def autocast(
             are arguments, in whatever dtype they have.
         scale: What the sum of the magnitudes of gradients that enter a low format is brought
             below: a number, an array, or something that has one as `loss_scale` or `scale`.
-            Default: that of the policy if it is static, and 4096 if it is dynamic, because nobody
+            Default: that of the policy if it is static, and 1024 if it is dynamic, because nobody
             adapts it.
 
     Returns:
@@ -90,18 +90,28 @@ def autocast(
     if function is None:
         return functools.partial(autocast, policy=asked, scale=scale)
     _check_function(function)
+    called, owner = parts(function)
 
-    @functools.wraps(function)
+    @functools.wraps(function, updated=["__dict__"] if inspect.isroutine(function) else [])
     def run(*args: Any, **kwargs: Any) -> Any:
         chosen = _chosen(asked)
         nested = _tracing.is_inside()
         if chosen.compute_dtype == "float32" and not nested:
             return function(*args, **kwargs)
         with _tracing.inside():
-            program = traced(function, (args, kwargs), is_real)
+            program = traced(called, ((*owner, *args), kwargs), is_real)
         return program.finish(_run(program, chosen, scale, nested=nested))
 
     return run
+
+
+def parts(function: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Returns what is called, and the object it belongs to, which is an argument as well."""
+    if inspect.ismethod(function):
+        return function.__func__, (function.__self__,)
+    if inspect.isroutine(function):
+        return function, ()
+    return type(function).__call__, (function,)
 
 
 def _chosen(asked: Policy) -> Policy:
@@ -150,14 +160,16 @@ def _bounded(run: Callable[..., Sequence[Any]], scale: Any, *arrays: Any) -> Seq
 
 def lowered(closed: Any, policy: Policy, context: Context) -> Callable[..., Sequence[Any]]:
     """Returns what runs a program by the rules, on its constants and its operands."""
-    count = len(closed.consts)
+    count, jaxpr = len(closed.consts), closed.jaxpr
+    dtypes = _output_dtypes(closed, policy)
 
+    # It outlives the trace, so it must not hold a value.
     def run(*arrays: Any) -> list[Any]:
         if policy.compute_dtype == "float32":
-            return list(eval_jaxpr(closed.jaxpr, arrays[:count], *arrays[count:]))
+            return list(eval_jaxpr(jaxpr, arrays[:count], *arrays[count:]))
         values = parameters(arrays)
-        out = interpret(closed.jaxpr, values[:count], values[count:], context)
-        return list(map(_handed_back, out, _output_dtypes(closed, policy)))
+        out = interpret(jaxpr, values[:count], values[count:], context)
+        return list(map(_handed_back, out, dtypes))
 
     return run
 

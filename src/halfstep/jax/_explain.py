@@ -12,7 +12,7 @@ from jax import numpy as jnp
 from halfstep.core import Policy
 from halfstep.jax import _tracing
 from halfstep.jax._arguments import is_real, traced
-from halfstep.jax._autocast import lowered
+from halfstep.jax._autocast import lowered, parts
 from halfstep.jax._interpret import Context, Decision, Value, context_of
 from halfstep.jax._ops import MOVING, operation_name, plain_name
 
@@ -116,8 +116,9 @@ def explain(
         [('lax::dot_general', 'bfloat16', 'lower'), ('lax::exp', 'float32', 'full')]
     """
     chosen = Policy.of(policy)
+    called, owner = parts(function)
     with _tracing.inside():
-        program = traced(function, (args, kwargs), _is_operand)
+        program = traced(called, ((*owner, *args), kwargs), _is_operand)
     found: Counter[Row] = Counter()
     context = replace(context_of(chosen), note=lambda *told: found.update(_rows(*told)))
     jax.make_jaxpr(_runner(program.closed, chosen, context))(*program.operands)

@@ -7,6 +7,7 @@ through, is scaled, and so is everything that comes of differentiating that agai
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jax import numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from halfstep.errors import UsageError
 from halfstep.jax._private import Zero, eval_jaxpr
 from halfstep.jax._scaled import run_scaled
 
@@ -21,8 +23,39 @@ linear_p = Primitive("halfstep_linear")
 linear_p.multiple_results = True
 
 
+@dataclass(frozen=True)
+class Row:
+    """What is done for each row of a batch.
+
+    Args:
+        jaxpr: The program for a row.
+        dims: Which axes of the operands are the batch, None for what all rows share.
+        axis: What JAX knows of the batch.
+    """
+
+    jaxpr: Any
+    dims: tuple[int | None, ...]
+    axis: Any
+
+    def mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function of a row as one of the batch."""
+        return jax.vmap(
+            function,
+            self.dims,
+            axis_name=self.axis.name,
+            axis_size=self.axis.size,
+            spmd_axis_name=self.axis.spmd_name,
+        )
+
+
 def linear_map(
-    scale: Any, closed: Any, held: Sequence[Any], moving: Sequence[Any], *, scaled: bool
+    scale: Any,
+    closed: Any,
+    held: Sequence[Any],
+    moving: Sequence[Any],
+    *,
+    scaled: bool,
+    row: Row | None = None,
 ) -> list[Any]:
     """Runs a linear program as one operation.
 
@@ -32,11 +65,12 @@ def linear_map(
         held: The values that it depends on otherwise.
         moving: What it is linear in.
         scaled: Whether what enters is scaled.
+        row: What the program does for each row, where each is to be scaled by itself.
     """
     operands = (scale, *closed.consts, *held, *moving)
     jaxpr = _without_consts(closed.jaxpr)
     count = len(closed.consts) + len(held)
-    out: list[Any] = linear_p.bind(*operands, jaxpr=jaxpr, held=count, scaled=scaled)
+    out: list[Any] = linear_p.bind(*operands, jaxpr=jaxpr, held=count, scaled=scaled, row=row)
     return out
 
 
@@ -48,10 +82,17 @@ def _without_consts(jaxpr: Any) -> Any:
     )
 
 
-def _run(scale: Any, *operands: Any, jaxpr: Any, held: int, scaled: bool) -> list[Any]:
+def _run(
+    scale: Any, *operands: Any, jaxpr: Any, held: int, scaled: bool, row: Row | None
+) -> list[Any]:
     if not scaled:
         return list(eval_jaxpr(jaxpr, (), *operands))
-    return run_scaled(jaxpr, operands[:held], operands[held:], scale)
+    program = jaxpr if row is None else row.jaxpr
+
+    def run(*arrays: Any) -> list[Any]:
+        return run_scaled(program, arrays[:held], arrays[held:], scale)
+
+    return run(*operands) if row is None else list(row.mapped(run)(*operands))
 
 
 linear_p.def_impl(_run)
@@ -60,9 +101,8 @@ mlir.register_lowering(linear_p, mlir.lower_fun(_run, multiple_results=True))
 
 
 def _transpose(
-    cotangents: Sequence[Any], scale: Any, *operands: Any, jaxpr: Any, held: int, scaled: bool
+    cotangents: Sequence[Any], scale: Any, *operands: Any, jaxpr: Any, held: int, **_: Any
 ) -> list[Any]:
-    del scaled
     asked = [ad.is_undefined_primal(each) for each in operands[held:]]
     live = [place for place, each in enumerate(cotangents) if not isinstance(each, Zero)]
     given = [
@@ -88,10 +128,10 @@ ad.primitive_transposes[linear_p] = _transpose
 
 
 def _jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Any, held: int, scaled: bool
+    primals: Sequence[Any], tangents: Sequence[Any], *, held: int, scaled: bool, **others: Any
 ) -> tuple[list[Any], list[Any]]:
     scale, *operands = primals
-    params = {"jaxpr": jaxpr, "held": held, "scaled": scaled}
+    params = {"held": held, "scaled": scaled, **others}
     moves = [not isinstance(each, Zero) for each in tangents[1:]]
     if not any(moves[:held]):
         moving = map(ad.instantiate_zeros, tangents[1 + held :])
@@ -136,7 +176,17 @@ def derivative(
     start = [each for each, does in zip(operands, moves, strict=True) if does]
     out, tangents = jax.linearize(at, *start)
     closed = jax.make_jaxpr(lambda *given: list(filter(_is_real, tangents(*given))))(*ways)
+    _refuse_references(closed.jaxpr)
     return out, linear_map(scale, closed, (), ways, scaled=scaled)
+
+
+def _refuse_references(jaxpr: Any) -> None:
+    if any(hasattr(var.aval, "inner_aval") for each in jaxpr.eqns for var in each.outvars):
+        raise UsageError(
+            "Gradients are scaled by autocast only where they need no mutable array, got a function"
+            " that makes one with jax.new_ref. Write policy='mixed_bfloat16', which scales"
+            " nothing, or carry the values through the loop."
+        )
 
 
 def _is_real(tangent: Any) -> bool:
@@ -144,22 +194,23 @@ def _is_real(tangent: Any) -> bool:
 
 
 def _batch(
-    axis: Any, operands: Sequence[Any], dims: Sequence[Any], *, jaxpr: Any, held: int, scaled: bool
+    axis: Any,
+    operands: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    jaxpr: Any,
+    held: int,
+    scaled: bool,
+    **_: Any,
 ) -> tuple[list[Any], list[int]]:
-    def program(*arrays: Any) -> list[Any]:
-        return list(eval_jaxpr(jaxpr, (), *arrays))
-
-    mapped = jax.vmap(
-        program,
-        tuple(dims[1:]),
-        axis_name=axis.name,
-        axis_size=axis.size,
-        spmd_axis_name=axis.spmd_name,
-    )
+    single = Row(jaxpr, tuple(dims[1:]), axis)
     scale, *arrays = operands
     scale = scale if dims[0] is None else jnp.min(scale)
-    closed = jax.make_jaxpr(mapped)(*arrays)
-    out = linear_map(scale, closed, arrays[:held], arrays[held:], scaled=scaled)
+    batched = single.mapped(lambda *each: list(eval_jaxpr(jaxpr, (), *each)))
+    closed = jax.make_jaxpr(batched)(*arrays)
+    # What is not scaled yet is when it is transposed, and adds up rows then.
+    row = single if scaled else None
+    out = linear_map(scale, closed, arrays[:held], arrays[held:], scaled=scaled, row=row)
     return out, [0] * len(out)
 
 

@@ -12,7 +12,7 @@ from jax.interpreters import partial_eval
 
 from halfstep.errors import UnsupportedVersionError
 
-SUPPORTED = "0.10"
+SUPPORTED = "0.9"
 
 _NEEDED = (
     "config.trace_context",
@@ -76,7 +76,9 @@ def trace_context() -> Any:
 
 def trace(function: Callable[..., Any], like: Any, avals: Sequence[Any]) -> Any:
     """Returns the closed jaxpr of a flat function, under the name of another jaxpr."""
-    wrapped = _wrap(function, debug_info=like.debug_info.with_unknown_names())
+    named = like.debug_info
+    debug = named if len(avals) == len(like.invars) else named.with_unknown_names()
+    wrapped = _wrap(function, debug_info=debug)
     jaxpr, _, consts = partial_eval.trace_to_jaxpr_dynamic(wrapped, list(avals))[:3]
     return ClosedJaxpr(jaxpr, consts)
 
@@ -88,6 +90,12 @@ def located(equation: Any) -> Iterator[None]:
     names = _names() + source.name_stack
     with _user_context(source.traceback, name_stack=names), equation.ctx.manager:
         yield
+
+
+def manual_axes(equation: Any) -> Any:
+    """Returns the mesh axes that a `shard_map` maps over; JAX 0.10 calls them otherwise."""
+    params = equation.params
+    return params["newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"]
 
 
 def scope(equation: Any) -> str:

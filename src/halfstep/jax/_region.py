@@ -1,9 +1,11 @@
 """The boundary of a region: gradients are scaled inside of it and true outside."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from halfstep.core import Policy
@@ -11,7 +13,7 @@ from halfstep.errors import ScaleError
 from halfstep.jax._linear import derivative
 
 # Where nobody adapts the scale, it leaves room for gradients that grow on their way.
-UNADAPTED = 4096.0
+UNADAPTED = 1024.0
 
 
 def initial_scale(policy: Policy, given: Any) -> Any:
@@ -33,12 +35,16 @@ def initial_scale(policy: Policy, given: Any) -> Any:
 def _number(given: Any) -> Any:
     for name in ("loss_scale", "scale"):
         given = getattr(given, name, given)
-    if not isinstance(given, jax.Array) and not (isinstance(given, int | float) and given > 0):
+    if not isinstance(given, jax.Array) and not _is_positive(given):
         raise ScaleError(
             f"autocast needs scale to be a number above 0, an array, or something with a loss_scale"
             f" or scale, got {given!r}. Write for example scale=1024.0."
         )
     return given
+
+
+def _is_positive(given: Any) -> bool:
+    return isinstance(given, int | float | np.number) and bool(0.0 < given < math.inf)
 
 
 def bounded(

@@ -12,7 +12,7 @@ from halfstep.jax._interpret._interpreter import handles, interpret
 from halfstep.jax._interpret._operation import as_written, noted
 from halfstep.jax._interpret._rewrite import rewrite
 from halfstep.jax._interpret._values import ELIGIBLE, UNKNOWN, Value, constant
-from halfstep.jax._private import bind, located
+from halfstep.jax._private import bind, located, manual_axes
 
 # The name of the call that a region inside another one makes, which has rules of its own.
 REGION = "halfstep_region"
@@ -77,7 +77,7 @@ def run_shard_map(equation: Any, operands: Sequence[Value], context: Context) ->
         mesh=params["mesh"],
         in_specs=params["in_specs"],
         out_specs=params["out_specs"],
-        axis_names=params["newly_manual_axes"],
+        axis_names=manual_axes(equation),
         check_vma=params["check_vma"],
     )
     with located(equation):

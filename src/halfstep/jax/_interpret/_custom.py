@@ -19,12 +19,13 @@ from halfstep.jax._private import Zero, eval_jaxpr, located
 def run_custom_jvp(equation: Any, operands: Sequence[Value], context: Context) -> list[Value]:
     """Calls a function with its own forward-mode rule."""
     inner, run, free = _function(equation, operands, context)
-    rule = equation.params["jvp_jaxpr_fun"]
+    rule, origins = equation.params["jvp_jaxpr_fun"], [each.origin for each in free]
     quiet = context.inside(equation).quiet()
 
+    # It outlives the trace, so it must not hold a value.
     def moved(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
         jaxpr, consts, zeros = rule.call_wrapped(*[False] * len(primals))
-        given = [*_as(primals, free), *map(Value, tangents)]
+        given = [*map(Value, primals, origins), *map(Value, tangents)]
         out = interpret(jaxpr, parameters(consts), given, quiet)
         results = tuple(map(_like, out[: len(zeros)], inner.dtypes))
         return results, _tangents(results, zeros, out[len(zeros) :])
@@ -47,11 +48,6 @@ def _function(
         return tuple(eval_jaxpr(inner.closed.jaxpr, inner.closed.consts, *consts, *arrays))
 
     return inner, run, operands[count:]
-
-
-def _as(arrays: Sequence[Any], operands: Sequence[Value]) -> list[Value]:
-    """Returns arrays as values that come from where the operands do."""
-    return [Value(array, each.origin) for array, each in zip(arrays, operands, strict=True)]
 
 
 def _like(value: Value, dtype: Any) -> Any:
@@ -95,16 +91,17 @@ class _ReverseRule:
         self, equation: Any, operands: Sequence[Value], inner: Rewritten, context: Context
     ) -> None:
         self._params = equation.params
-        self._operands = operands
+        self._dtypes = [each.dtype for each in operands]
+        self._origins = [each.origin for each in operands]
         self._inner = inner
         self._context = context
         self._kept_avals: list[Any] = []
 
     def forward(self, *primals: Any) -> tuple[tuple[Any, ...], list[Any]]:
         """Returns the results, and what the backward needs."""
-        moving = [jnp.issubdtype(each.dtype, jnp.inexact) for each in self._operands]
+        moving = [jnp.issubdtype(each, jnp.inexact) for each in self._dtypes]
         jaxpr, consts = self._params["fwd_jaxpr_thunk"].call_wrapped(*moving)
-        values = _as(primals, self._operands)
+        values = list(map(Value, primals, self._origins))
         out = interpret(jaxpr, parameters(consts), values, self._context)
         count = len(out) - len(self._inner.dtypes)
         results = map(_like, out[count:], self._inner.dtypes)
@@ -139,5 +136,5 @@ class _ReverseRule:
         )
         values = list(map(Value, (*kept, *cotangents)))
         out = iter(interpret(closed.jaxpr, parameters(closed.consts), values, self._context))
-        pairs = zip(missing, self._operands, strict=True)
-        return tuple(None if gap else _like(next(out), each.dtype) for gap, each in pairs)
+        pairs = zip(missing, self._dtypes, strict=True)
+        return tuple(None if gap else _like(next(out), dtype) for gap, dtype in pairs)
