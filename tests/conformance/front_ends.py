@@ -100,6 +100,14 @@ FRONT_ENDS = (
         {"scaler": ALL, "region": ("dynamic",)},
         needs=("torch",),
     ),
+    FrontEnd(
+        "jax",
+        "tests.conformance.on_jax",
+        # Scales of the other kinds have no state.
+        {"scale": ("dynamic",), "optimizer": ("dynamic",)},
+        needs=("jax", "optax"),
+        examples=25,
+    ),
     *(
         FrontEnd(
             f"keras on {backend}",
