@@ -174,6 +174,20 @@ def test_it_composes_with_chain_masked_and_hyperparameters():
     assert step.compilations == 1
 
 
+@pytest.mark.parametrize("layout", ["cast", "split"])
+def test_a_step_may_be_given_the_memory_of_the_state_and_another_run_started(layout):
+    scale = DynamicLossScale()
+    optimizer = apply_if_finite(with_masters(optax.adam(1e-3), layout), loss_scale=scale)
+    step = jax.jit(optimizer.update, donate_argnums=1)
+    params, grads = tree("bfloat16", 0), tree("bfloat16", 1)
+    for _ in range(2):
+        state = optimizer.init(params)
+        for _ in range(2):
+            _, state = step(grads, state, params)
+        assert state.step == 2
+    assert scale.adjust(True).state.scale == 65536.0
+
+
 def test_random_keys_and_integers_in_the_inner_state_are_kept():
     noisy = optax.chain(optax.add_noise(0.1, 0.5, key=jax.random.key(0)), optax.sgd(0.1))
     optimizer = apply_if_finite(noisy)

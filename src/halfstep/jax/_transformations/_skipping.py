@@ -96,10 +96,17 @@ def apply_if_finite(
 
     def init(params: Any) -> ApplyIfFiniteState:
         tell_flax(type(first))
-        count, held = jnp.int32(0), jnp.zeros(len(jax.tree.leaves(params)), jnp.uint8)
-        told = {"nonfinite": held, "at_floor": jnp.bool_(False), "max_consecutive_errors": limit}
+        # No array twice, or one that is used elsewhere: a step may be given the state's memory.
         return ApplyIfFiniteState(
-            count, jnp.bool_(True), count, inner.init(params), count, first, **told
+            notfinite_count=jnp.int32(0),
+            last_finite=jnp.bool_(True),
+            total_notfinite=jnp.int32(0),
+            inner_state=inner.init(params),
+            step=jnp.int32(0),
+            loss_scale=jax.tree.map(jnp.copy, first),
+            nonfinite=jnp.zeros(len(jax.tree.leaves(params)), jnp.uint8),
+            at_floor=jnp.bool_(False),
+            max_consecutive_errors=jnp.int32(limit),
         )
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
@@ -155,10 +162,10 @@ def _was_at_floor(scale: Any) -> Any:
     return scale.at_floor & (scale.overflows + 1 >= LossScale.of(scale.rule).hysteresis)
 
 
-def _checked_limit(value: Any) -> Any:
+def _checked_limit(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
         raise UsageError(
             "apply_if_finite needs max_consecutive_errors to be a whole number from 1 to "
             f"2**31 - 1, got {value!r}. Leave it out for no limit."
         )
-    return jnp.int32(value)
+    return value
