@@ -110,43 +110,54 @@ def apply_if_finite(
         )
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
-        updates = state.loss_scale.unscale(updates)
-        finite = all_finite(updates)
-        safe = jax.tree.map(lambda leaf: _where(finite, leaf, 0.0), updates)
-        taken, inner_state = inner.update(safe, state.inner_state, params, **extra_args)
-        # The zero that changes no number, not even a negative zero.
-        taken = jax.tree.map(lambda leaf: _where(finite, leaf, -0.0), taken)
-        inner_state = jax.tree.map(
-            lambda new, old: _kept(finite, new, old), inner_state, state.inner_state
-        )
-        return taken, _counted(state, finite, updates)._replace(
+        finite = all_finite(state.loss_scale.unscale(updates))
+
+        def take() -> Any:
+            # Unscaled once more, because compilers do not look into branches.
+            true = _finite_only(finite, state.loss_scale.unscale(updates))
+            taken, inner_state = inner.update(true, state.inner_state, params, **extra_args)
+            return taken, jax.tree.map(_in_dtype_of, inner_state, state.inner_state)
+
+        unchanged = jax.tree.map(_no_update, jax.eval_shape(take)[0]), state.inner_state
+        taken, inner_state = only_if(finite, take, unchanged)
+        counted = _counted(state, finite, updates)
+        return taken, counted._replace(
             inner_state=inner_state, max_consecutive_errors=jnp.int32(limit)
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _where(finite: Any, leaf: Any, otherwise: float) -> Any:
-    return jnp.where(finite, leaf, otherwise) if is_inexact(leaf) else leaf
+def _finite_only(finite: Any, updates: Any) -> Any:
+    """Returns the updates, or zeros: no inner transformation has to cope with other numbers."""
+    return jax.tree.map(
+        lambda leaf: jnp.where(finite, leaf, 0.0) if is_inexact(leaf) else leaf, updates
+    )
 
 
-def _kept(finite: Any, new: Any, old: Any) -> Any:
-    old = jnp.asarray(old)
-    new = jnp.asarray(new)
-    same = new if new.dtype == old.dtype else new.astype(old.dtype)
-    return jax.lax.select(finite, same, old)
+def _no_update(leaf: Any) -> Any:
+    """Returns the zero that changes no number, not even a negative zero."""
+    return jnp.full(leaf.shape, -0.0 if is_inexact(leaf) else 0, leaf.dtype)
+
+
+def _in_dtype_of(new: Any, old: Any) -> Any:
+    dtype = jnp.result_type(old)
+    return new if jnp.result_type(new) == dtype else jnp.asarray(new).astype(dtype)
 
 
 def _counted(state: ApplyIfFiniteState, finite: Any, updates: Any) -> ApplyIfFiniteState:
     bad = jnp.where(finite, 0, 1)
-    held = only_if(~finite, lambda: nonfinite_kinds(updates), state.nonfinite)
+
+    def kinds() -> Any:
+        return nonfinite_kinds(state.loss_scale.unscale(updates))
+
     return state._replace(
         notfinite_count=jnp.where(finite, 0, _next(state.notfinite_count, 1)),
         last_finite=finite,
         total_notfinite=_next(state.total_notfinite, bad),
         step=_next(state.step, 1),
         loss_scale=state.loss_scale.adjust(finite),
-        nonfinite=held,
+        nonfinite=only_if(~finite, kinds, state.nonfinite),
         at_floor=~finite & _was_at_floor(state.loss_scale),
     )
 
