@@ -8,7 +8,7 @@ import jax
 Tree = TypeVar("Tree")
 
 
-def only_if(pred: jax.Array, compute: Callable[[], Tree], otherwise: Tree) -> Tree:
+def only_if(pred: jax.Array, compute: Callable[[], Tree], otherwise: Callable[[], Tree]) -> Tree:
     """Returns what is computed where a predicate holds, else another tree like it.
 
     Compiled for a CPU, nothing is computed if it does not hold. Elsewhere there is no branch, for
@@ -16,7 +16,7 @@ def only_if(pred: jax.Array, compute: Callable[[], Tree], otherwise: Tree) -> Tr
 
     Example:
         >>> import jax.numpy as jnp
-        >>> only_if(jnp.bool_(True), lambda: jnp.int32(1), jnp.int32(0)).item()
+        >>> only_if(jnp.bool_(True), lambda: jnp.int32(1), lambda: jnp.int32(0)).item()
         1
     """
     known = not isinstance(pred, jax.core.Tracer)
@@ -24,10 +24,10 @@ def only_if(pred: jax.Array, compute: Callable[[], Tree], otherwise: Tree) -> Tr
     compute = compute if known else jax.jit(compute)
 
     def either() -> Tree:
-        return jax.tree.map(lambda a, b: jax.lax.select(pred, a, b), compute(), otherwise)
+        return jax.tree.map(lambda a, b: jax.lax.select(pred, a, b), compute(), otherwise())
 
     if known:
         return either()
     return jax.lax.platform_dependent(
-        cpu=lambda: jax.lax.cond(pred, compute, lambda: otherwise), default=either
+        cpu=lambda: jax.lax.cond(pred, compute, otherwise), default=either
     )

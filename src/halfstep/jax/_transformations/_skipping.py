@@ -118,8 +118,10 @@ def apply_if_finite(
             taken, inner_state = inner.update(true, state.inner_state, params, **extra_args)
             return taken, jax.tree.map(_in_dtype_of, inner_state, state.inner_state)
 
-        unchanged = jax.tree.map(_no_update, jax.eval_shape(take)[0]), state.inner_state
-        taken, inner_state = only_if(finite, take, unchanged)
+        def leave() -> Any:
+            return jax.tree.map(_no_update, jax.eval_shape(take)[0]), state.inner_state
+
+        taken, inner_state = only_if(finite, take, leave)
         counted = _counted(state, finite, updates)
         return taken, counted._replace(
             inner_state=inner_state, max_consecutive_errors=jnp.int32(limit)
@@ -157,7 +159,7 @@ def _counted(state: ApplyIfFiniteState, finite: Any, updates: Any) -> ApplyIfFin
         total_notfinite=_next(state.total_notfinite, bad),
         step=_next(state.step, 1),
         loss_scale=state.loss_scale.adjust(finite),
-        nonfinite=only_if(~finite, kinds, state.nonfinite),
+        nonfinite=only_if(~finite, kinds, lambda: state.nonfinite),
         at_floor=~finite & _was_at_floor(state.loss_scale),
     )
 
