@@ -174,6 +174,7 @@ def test_it_composes_with_chain_masked_and_hyperparameters():
     equal(after["w"], params["w"])
     assert not jnp.array_equal(after["b"], params["b"])
     assert optax.tree.get(state, "total_notfinite") == 1
+    assert optax.tree.get(state, "loss_scale").state.scale == 512.0
     after, state = step(after, state, grads)
     assert not jnp.array_equal(after["w"], params["w"])
     assert step.compilations == 1
