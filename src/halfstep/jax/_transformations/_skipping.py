@@ -110,22 +110,24 @@ def apply_if_finite(
         )
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
-        finite = all_finite(state.loss_scale.unscale(updates))
+        def true() -> Any:
+            # Once in each branch as well, because compilers do not look into these.
+            return state.loss_scale.unscale(updates)
 
         def take() -> Any:
-            # Unscaled once more, because compilers do not look into branches.
-            true = _finite_only(finite, state.loss_scale.unscale(updates))
-            taken, inner_state = inner.update(true, state.inner_state, params, **extra_args)
-            return taken, jax.tree.map(_in_dtype_of, inner_state, state.inner_state)
+            safe = _finite_only(finite, true())
+            taken, inner_state = inner.update(safe, state.inner_state, params, **extra_args)
+            inner_state = jax.tree.map(_in_dtype_of, inner_state, state.inner_state)
+            return taken, inner_state, state.nonfinite
 
         def leave() -> Any:
-            return jax.tree.map(_no_update, jax.eval_shape(take)[0]), state.inner_state
+            unchanged = jax.tree.map(_no_update, jax.eval_shape(take)[0])
+            return unchanged, state.inner_state, nonfinite_kinds(true())
 
-        taken, inner_state = only_if(finite, take, leave)
-        counted = _counted(state, finite, updates)
-        return taken, counted._replace(
-            inner_state=inner_state, max_consecutive_errors=jnp.int32(limit)
-        )
+        finite = all_finite(true())
+        taken, inner_state, held = only_if(finite, take, leave)
+        found = {"nonfinite": held, "max_consecutive_errors": jnp.int32(limit)}
+        return taken, _counted(state, finite)._replace(inner_state=inner_state, **found)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -147,19 +149,13 @@ def _in_dtype_of(new: Any, old: Any) -> Any:
     return new if jnp.result_type(new) == dtype else jnp.asarray(new).astype(dtype)
 
 
-def _counted(state: ApplyIfFiniteState, finite: Any, updates: Any) -> ApplyIfFiniteState:
-    bad = jnp.where(finite, 0, 1)
-
-    def kinds() -> Any:
-        return nonfinite_kinds(state.loss_scale.unscale(updates))
-
+def _counted(state: ApplyIfFiniteState, finite: Any) -> ApplyIfFiniteState:
     return state._replace(
         notfinite_count=jnp.where(finite, 0, _next(state.notfinite_count, 1)),
         last_finite=finite,
-        total_notfinite=_next(state.total_notfinite, bad),
+        total_notfinite=_next(state.total_notfinite, jnp.where(finite, 0, 1)),
         step=_next(state.step, 1),
         loss_scale=state.loss_scale.adjust(finite),
-        nonfinite=only_if(~finite, kinds, lambda: state.nonfinite),
         at_floor=~finite & _was_at_floor(state.loss_scale),
     )
 
