@@ -1,6 +1,7 @@
-"""Which modules pytest may import for their examples: Keras has one backend per process.
+"""Which modules pytest may import for their examples.
 
-`tests/keras/test_backends.py` runs those of `halfstep.keras` in a process per backend.
+Keras has one backend per process: `tests/keras/test_backends.py` runs those of `halfstep.keras` in
+a process per backend. Those of `halfstep.jax` need JAX and optax.
 """
 
 import os
@@ -17,7 +18,7 @@ _chosen = os.environ.get("KERAS_BACKEND")
 collect_ignore_glob = [f"{KERAS}*/_on_{name}.py" for name in sorted(BACKENDS - {_chosen})]
 if _chosen is None or find_spec("keras") is None:
     collect_ignore_glob = [str(KERAS), f"{KERAS}/*"]
-if find_spec("jax") is None:
+if not all(map(find_spec, ("jax", "optax"))):
     collect_ignore_glob += [str(JAX), f"{JAX}/*"]
 
 

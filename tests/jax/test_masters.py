@@ -17,10 +17,15 @@ from tests.jax.optimizers import OPTIMIZERS
 from tests.jax.processes import passes
 
 
-@pytest.mark.parametrize(("layout", "dtype"), LAYOUTS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_is_bit_for_bit_that_of_float32(name, layout, dtype):
-    check(name, layout, dtype, apply_updates, jit=False)
+def test_training_is_bit_for_bit_that_of_float32(name):
+    check(name, "split", "bfloat16", apply_updates, jit=False)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["adam", "adafactor", "injected"])
+def test_so_it_is_with_masters_beside_the_parameters(name, dtype):
+    check(name, "cast", dtype, optax.apply_updates, jit=False)
 
 
 @pytest.mark.slow

@@ -1,3 +1,5 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy
@@ -11,6 +13,7 @@ from halfstep.jax import (
     NoOpLossScale,
     apply_if_finite,
     apply_updates,
+    clip_by_global_norm,
     jmp,
     with_masters,
 )
@@ -19,6 +22,8 @@ from tests.jax.compiling import Compiled
 from tests.jax.masters import equal, tree
 from tests.jax.optimizers import OPTIMIZERS
 
+# A case of a boolean, not of the platform, which is decided before anything is compiled.
+BRANCH = re.compile(r"\(tensor<i1>\) -> tensor<i32>\n *%\S+ = \"stablehlo\.case\"|stablehlo\.if")
 RULE = "dynamic(init_scale=1024.0, growth_interval=2)"
 
 
@@ -169,9 +174,35 @@ def test_it_composes_with_chain_masked_and_hyperparameters():
     equal(after["w"], params["w"])
     assert not jnp.array_equal(after["b"], params["b"])
     assert optax.tree.get(state, "total_notfinite") == 1
+    assert optax.tree.get(state, "loss_scale").state.scale == 512.0
     after, state = step(after, state, grads)
     assert not jnp.array_equal(after["w"], params["w"])
     assert step.compilations == 1
+
+
+@pytest.mark.parametrize("layout", ["cast", "split"])
+def test_a_step_may_be_given_the_memory_of_the_state_and_another_run_started(layout):
+    scale = DynamicLossScale()
+    optimizer = apply_if_finite(with_masters(optax.adam(1e-3), layout), loss_scale=scale)
+    step = jax.jit(optimizer.update, donate_argnums=1)
+    params, grads = tree("bfloat16", 0), tree("bfloat16", 1)
+    for _ in range(2):
+        state = optimizer.init(params)
+        for _ in range(2):
+            _, state = step(grads, state, params)
+        assert state.step == 2
+    assert scale.adjust(True).state.scale == 65536.0
+
+
+@pytest.mark.parametrize(("platform", "branches"), [("cpu", True), ("cuda", False), ("tpu", False)])
+def test_only_a_cpu_branches(platform, branches):
+    """On a device a branch waits for its outcome."""
+    inner = optax.chain(clip_by_global_norm(1.0), with_masters(optax.adam(1e-3), "split"))
+    optimizer = apply_if_finite(inner, loss_scale=RULE)
+    params = tree("bfloat16", 0)
+    traced = jax.jit(optimizer.update).trace(params, optimizer.init(params), params)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert bool(BRANCH.search(text)) == branches
 
 
 def test_random_keys_and_integers_in_the_inner_state_are_kept():

@@ -35,8 +35,8 @@ def with_masters(inner: Any, layout: str = "cast") -> Any:
     """Returns the transformation that trains low-precision parameters through float32 masters.
 
     The inner transformation sees float32 parameters and gradients, as its own state is in float32;
-    the updates bring each parameter to its master, rounded. So training is bit for bit that of
-    float32 parameters with the same gradients, and small updates are not lost.
+    the updates bring each parameter to its master, rounded. So the masters get, operation by
+    operation, the bits of float32 parameters with the same gradients, and no small update is lost.
 
     * `cast` keeps the masters beside the parameters: 4 more bytes for each. A parameter that
       somebody else changed since the last step becomes its own master again.

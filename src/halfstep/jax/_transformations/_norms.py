@@ -37,7 +37,9 @@ def global_norm(tree: Any) -> jax.Array:
     usual = _squares(leaves, dtype, 1.0)
     overflowed = jnp.isinf(usual)
     shrink = _SHRINKS[dtype.name]
-    shrunk = only_if(overflowed, lambda: _squares(leaves, dtype, shrink), jnp.ones_like(usual))
+    shrunk = only_if(
+        overflowed, lambda: _squares(leaves, dtype, shrink), lambda: jnp.ones_like(usual)
+    )
     return jnp.where(overflowed, _grown(shrunk, shrink), jnp.sqrt(usual))
 
 

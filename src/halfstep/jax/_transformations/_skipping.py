@@ -96,50 +96,66 @@ def apply_if_finite(
 
     def init(params: Any) -> ApplyIfFiniteState:
         tell_flax(type(first))
-        count, held = jnp.int32(0), jnp.zeros(len(jax.tree.leaves(params)), jnp.uint8)
-        told = {"nonfinite": held, "at_floor": jnp.bool_(False), "max_consecutive_errors": limit}
+        # No array twice, or one that is used elsewhere: a step may be given the state's memory.
         return ApplyIfFiniteState(
-            count, jnp.bool_(True), count, inner.init(params), count, first, **told
+            notfinite_count=jnp.int32(0),
+            last_finite=jnp.bool_(True),
+            total_notfinite=jnp.int32(0),
+            inner_state=inner.init(params),
+            step=jnp.int32(0),
+            loss_scale=jax.tree.map(jnp.copy, first),
+            nonfinite=jnp.zeros(len(jax.tree.leaves(params)), jnp.uint8),
+            at_floor=jnp.bool_(False),
+            max_consecutive_errors=jnp.int32(limit),
         )
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
-        updates = state.loss_scale.unscale(updates)
-        finite = all_finite(updates)
-        safe = jax.tree.map(lambda leaf: _where(finite, leaf, 0.0), updates)
-        taken, inner_state = inner.update(safe, state.inner_state, params, **extra_args)
-        # The zero that changes no number, not even a negative zero.
-        taken = jax.tree.map(lambda leaf: _where(finite, leaf, -0.0), taken)
-        inner_state = jax.tree.map(
-            lambda new, old: _kept(finite, new, old), inner_state, state.inner_state
-        )
-        return taken, _counted(state, finite, updates)._replace(
-            inner_state=inner_state, max_consecutive_errors=jnp.int32(limit)
-        )
+        def true() -> Any:
+            # Once in each branch as well, because compilers do not look into these.
+            return state.loss_scale.unscale(updates)
+
+        def take() -> Any:
+            safe = _finite_only(finite, true())
+            taken, inner_state = inner.update(safe, state.inner_state, params, **extra_args)
+            inner_state = jax.tree.map(_in_dtype_of, inner_state, state.inner_state)
+            return taken, inner_state, state.nonfinite
+
+        def leave() -> Any:
+            unchanged = jax.tree.map(_no_update, jax.eval_shape(take)[0])
+            return unchanged, state.inner_state, nonfinite_kinds(true())
+
+        finite = all_finite(true())
+        taken, inner_state, held = only_if(finite, take, leave)
+        found = {"nonfinite": held, "max_consecutive_errors": jnp.int32(limit)}
+        return taken, _counted(state, finite)._replace(inner_state=inner_state, **found)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _where(finite: Any, leaf: Any, otherwise: float) -> Any:
-    return jnp.where(finite, leaf, otherwise) if is_inexact(leaf) else leaf
+def _finite_only(finite: Any, updates: Any) -> Any:
+    """Returns the updates, or zeros: no inner transformation has to cope with other numbers."""
+    return jax.tree.map(
+        lambda leaf: jnp.where(finite, leaf, 0.0) if is_inexact(leaf) else leaf, updates
+    )
 
 
-def _kept(finite: Any, new: Any, old: Any) -> Any:
-    old = jnp.asarray(old)
-    new = jnp.asarray(new)
-    same = new if new.dtype == old.dtype else new.astype(old.dtype)
-    return jax.lax.select(finite, same, old)
+def _no_update(leaf: Any) -> Any:
+    """Returns the zero that changes no number, not even a negative zero."""
+    return jnp.full(leaf.shape, -0.0 if is_inexact(leaf) else 0, leaf.dtype)
 
 
-def _counted(state: ApplyIfFiniteState, finite: Any, updates: Any) -> ApplyIfFiniteState:
-    bad = jnp.where(finite, 0, 1)
-    held = only_if(~finite, lambda: nonfinite_kinds(updates), state.nonfinite)
+def _in_dtype_of(new: Any, old: Any) -> Any:
+    dtype = jnp.result_type(old)
+    return new if jnp.result_type(new) == dtype else jnp.asarray(new).astype(dtype)
+
+
+def _counted(state: ApplyIfFiniteState, finite: Any) -> ApplyIfFiniteState:
     return state._replace(
         notfinite_count=jnp.where(finite, 0, _next(state.notfinite_count, 1)),
         last_finite=finite,
-        total_notfinite=_next(state.total_notfinite, bad),
+        total_notfinite=_next(state.total_notfinite, jnp.where(finite, 0, 1)),
         step=_next(state.step, 1),
         loss_scale=state.loss_scale.adjust(finite),
-        nonfinite=held,
         at_floor=~finite & _was_at_floor(state.loss_scale),
     )
 
@@ -155,10 +171,10 @@ def _was_at_floor(scale: Any) -> Any:
     return scale.at_floor & (scale.overflows + 1 >= LossScale.of(scale.rule).hysteresis)
 
 
-def _checked_limit(value: Any) -> Any:
+def _checked_limit(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
         raise UsageError(
             "apply_if_finite needs max_consecutive_errors to be a whole number from 1 to "
             f"2**31 - 1, got {value!r}. Leave it out for no limit."
         )
-    return jnp.int32(value)
+    return value
