@@ -15,7 +15,7 @@ from halfstep.core import FORMATS
 ROOT = Path(__file__).parent.parent
 # Keras has one backend per process: `tests/keras` runs its page in one for each. `tests/jax` runs
 # its own, because JAX need not be installed.
-ELSEWHERE = {ROOT / "docs" / name for name in ("keras.md", "coming-from-jmp.md")}
+ELSEWHERE = {ROOT / "docs" / name for name in ("keras.md", "jax.md", "coming-from-jmp.md")}
 PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - ELSEWHERE)]
 BLOCK = re.compile(
     r"^(?P<mark><!-- not executed: (?P<reason>[^\n]+?) -->\n)?```python\n(?P<code>.*?)^```$",
@@ -28,6 +28,11 @@ def blocks(text):
     for match in BLOCK.finditer(text):
         if match["reason"] is None:
             yield text.count("\n", 0, match.start("code")), match["code"]
+
+
+def marked(text, reason):
+    """Yields the code of each block that is not executed here for this reason."""
+    return (match["code"] for match in BLOCK.finditer(text) if match["reason"] == reason)
 
 
 def padded(line, code):

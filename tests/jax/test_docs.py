@@ -7,7 +7,7 @@ import pytest
 
 import halfstep.jax as front_end
 from halfstep.jax import jmp
-from tests.test_readme import blocks, padded
+from tests.test_readme import blocks, marked, padded
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -24,6 +24,12 @@ def test_every_block_runs(name):
     page, names = DOCS / name, {"__name__": "__page__"}
     for line, code in blocks(page.read_text()):
         exec(compile(padded(line, code), str(page), "exec"), names)
+
+
+def test_the_block_of_the_readme_runs():
+    (code,) = marked((DOCS.parent / "README.md").read_text(), "tests/jax runs it")
+    exec(code, names := {})
+    assert names["gradient"].tolist() == [[4.0, 4.0]] * 4
 
 
 def test_the_reference_has_every_public_name():

@@ -5,9 +5,10 @@ import re
 from pathlib import Path
 
 import halfstep.keras
+from tests.test_readme import marked
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = DOCS / "keras.md"
+PAGE, README = DOCS / "keras.md", DOCS.parent / "README.md"
 BLOCK = re.compile(
     r"^(?:<!-- backend: (?P<backend>\w+) -->\n)?```python\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -23,6 +24,12 @@ def test_every_block_of_this_backend_runs():
             exec(compile(code, str(PAGE), "exec"), names)
             run += 1
     assert run == len(re.findall("^```python$", text, re.MULTILINE)) - 2
+
+
+def test_the_block_of_the_readme_runs():
+    (code,) = marked(README.read_text(), "tests/keras runs it")
+    exec(code, {})
+    assert halfstep.keras.global_policy().compute_dtype == "float16"
 
 
 def test_the_reference_has_every_public_name():
