@@ -106,6 +106,21 @@ def test_a_forward_mode_rule_is_kept_and_follows_the_rules():
     np.testing.assert_allclose(inside, jax.grad(function)(X), rtol=0.01)
 
 
+def test_a_forward_mode_rule_may_take_and_give_integers():
+    @jax.custom_jvp
+    def counted(x, count):
+        return x * count.astype(jnp.float32), count + 1
+
+    @counted.defjvp
+    def _(primals, tangents):
+        out, count = counted(*primals)
+        return (out, count), (5.0 * tangents[0], np.zeros((), jax.dtypes.float0))
+
+    for policy in ("mixed_bfloat16", "mixed_float16"):
+        function = autocast(lambda x: jnp.sum(counted(x @ jnp.eye(8), jnp.asarray(2))[0]), policy)
+        assert jnp.all(jax.jit(jax.grad(function))(X) == 5.0)
+
+
 @jax.custom_vjp
 def weighed(x, w, count):
     return (x @ w) * count

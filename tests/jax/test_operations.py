@@ -159,6 +159,14 @@ def test_masks_made_of_booleans_follow():
     assert dtypes(closed, "mul") == [((BF16, BF16), (BF16,))]
 
 
+def test_masks_made_of_constants_follow_where_they_fit():
+    def masked(x):
+        return (x @ W) + jnp.where(jnp.arange(8) < 6, 0.0, -1e9)
+
+    assert dtypes(traced(masked, X), "add") == [((BF16, BF16), (BF16,))]
+    assert dtypes(traced(masked, X, policy="mixed_float16"), "add") == [((F32, F32), (F32,))]
+
+
 def test_an_explicit_dtype_is_honoured():
     closed = traced(lambda x: jnp.matmul(x, W, preferred_element_type=jnp.bfloat16), X)
     assert dtypes(closed, "dot_general") == [((BF16, BF16), (BF16,))]
