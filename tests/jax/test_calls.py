@@ -252,3 +252,17 @@ def test_programs_are_well_formed_and_hold_no_values_of_a_trace(policy):
     with jax.check_tracer_leaks(), jax.enable_checks(True):
         gradient = jax.jit(jax.grad(autocast(in_everything, policy, scale=1.0)))(X)
     assert jnp.all(jnp.isfinite(gradient))
+
+
+def test_what_is_not_needed_any_more_is_freed():
+    alive = []
+
+    def function(x):
+        for _ in range(6):
+            x = jnp.tanh(x @ W)
+            jax.debug.callback(lambda: alive.append(len(jax.live_arrays())))
+        return x
+
+    autocast(function)(X)
+    jax.effects_barrier()
+    assert max(alive) - min(alive) <= 2
