@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-collect_ignore = []
+collect_ignore = [] if find_spec("sklearn") else ["trainings.py"]
 if find_spec("jax") is None:
     collect_ignore = [path.name for path in Path(__file__).parent.glob("*.py")]
 else:
