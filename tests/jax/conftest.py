@@ -9,6 +9,7 @@ import pytest
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 HAS_JAX = all(map(find_spec, ("jax", "optax")))
+collect_ignore = [] if find_spec("sklearn") else ["trainings.py"]
 if HAS_JAX:
     import jax
 

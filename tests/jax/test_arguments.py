@@ -8,7 +8,7 @@ from jax import numpy as jnp
 
 from halfstep import Policy
 from halfstep.core import override_policy
-from halfstep.errors import PolicyError, ScaleError, UsageError
+from halfstep.errors import PolicyError, RuleError, ScaleError, UsageError
 from halfstep.jax import autocast
 from tests.jax.programs import dtypes
 
@@ -147,6 +147,11 @@ BAD = [
         lambda: autocast(jnp.sin, "mixed_float16, rules=torch-2.13")(X),
         PolicyError,
         "'torch-2.13'.*another framework. Write rules=halfstep-1",
+    ),
+    (
+        lambda: autocast(jnp.sin, "mixed_float16, rules=halfstep-1 + lax::dot_generl=full")(X),
+        RuleError,
+        "got 'lax::dot_generl'. Did you mean 'lax::dot_general'",
     ),
     (lambda: autocast(jnp.sin, scale=-1.0), ScaleError, "scale to be a number above 0.*got -1.0"),
     (lambda: autocast(jnp.sin, scale="big"), ScaleError, "got 'big'"),

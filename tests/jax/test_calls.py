@@ -106,6 +106,21 @@ def test_a_forward_mode_rule_is_kept_and_follows_the_rules():
     np.testing.assert_allclose(inside, jax.grad(function)(X), rtol=0.01)
 
 
+def test_a_forward_mode_rule_may_take_and_give_integers():
+    @jax.custom_jvp
+    def counted(x, count):
+        return x * count.astype(jnp.float32), count + 1
+
+    @counted.defjvp
+    def _(primals, tangents):
+        out, count = counted(*primals)
+        return (out, count), (5.0 * tangents[0], np.zeros((), jax.dtypes.float0))
+
+    for policy in ("mixed_bfloat16", "mixed_float16"):
+        function = autocast(lambda x: jnp.sum(counted(x @ jnp.eye(8), jnp.asarray(2))[0]), policy)
+        assert jnp.all(jax.jit(jax.grad(function))(X) == 5.0)
+
+
 @jax.custom_vjp
 def weighed(x, w, count):
     return (x @ w) * count
@@ -237,3 +252,17 @@ def test_programs_are_well_formed_and_hold_no_values_of_a_trace(policy):
     with jax.check_tracer_leaks(), jax.enable_checks(True):
         gradient = jax.jit(jax.grad(autocast(in_everything, policy, scale=1.0)))(X)
     assert jnp.all(jnp.isfinite(gradient))
+
+
+def test_what_is_not_needed_any_more_is_freed():
+    alive = []
+
+    def function(x):
+        for _ in range(6):
+            x = jnp.tanh(x @ W)
+            jax.debug.callback(lambda: alive.append(len(jax.live_arrays())))
+        return x
+
+    autocast(function)(X)
+    jax.effects_barrier()
+    assert max(alive) - min(alive) <= 2

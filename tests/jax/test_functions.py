@@ -84,7 +84,10 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+POLICIES = ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_results_and_gradients_agree_with_float32(name, policy):
     def function(x):

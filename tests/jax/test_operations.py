@@ -90,6 +90,22 @@ def test_a_bias_follows_the_product_and_its_gradient_is_summed_in_float32():
     np.testing.assert_array_equal(ones, 5000.0)
 
 
+IMAGES, KERNEL = jnp.ones((1, 2, 4, 4)), jnp.ones((3, 2, 1, 1))
+
+
+def convolved(bias):
+    return lax.conv(IMAGES, KERNEL, (1, 1), "SAME")[0] + bias
+
+
+def test_a_bias_of_one_image_follows_as_well_but_no_array_of_the_same_size():
+    closed = traced(convolved, jnp.ones((3, 1, 1)))
+    assert dtypes(closed, "add") == [((BF16, BF16), (BF16,))]
+    assert dtypes(traced(convolved, jnp.ones((3, 4, 4))), "add") == [((F32, F32), (F32,))]
+    edited = "mixed_bfloat16, rules=halfstep-1 + lax::add=full"
+    closed = traced(convolved, jnp.ones((3, 1, 1)), policy=edited)
+    assert dtypes(closed, "add") == [((F32, F32), (F32,))]
+
+
 # How a row of 8 numbers gets into 5000 rows.
 SPREAD = [
     lambda row: jnp.broadcast_to(row, (5000, 8)),
@@ -141,6 +157,14 @@ def test_what_is_read_in_float32_is_not_rounded_before():
 def test_masks_made_of_booleans_follow():
     closed = traced(lambda x: (x @ W) * (x > 0).astype(jnp.float32) @ W, X)
     assert dtypes(closed, "mul") == [((BF16, BF16), (BF16,))]
+
+
+def test_masks_made_of_constants_follow_where_they_fit():
+    def masked(x):
+        return (x @ W) + jnp.where(jnp.arange(8) < 6, 0.0, -1e9)
+
+    assert dtypes(traced(masked, X), "add") == [((BF16, BF16), (BF16,))]
+    assert dtypes(traced(masked, X, policy="mixed_float16"), "add") == [((F32, F32), (F32,))]
 
 
 def test_an_explicit_dtype_is_honoured():

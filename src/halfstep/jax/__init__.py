@@ -11,7 +11,7 @@ if find_spec("jax") is None:
 
 from halfstep.jax._autocast import autocast as autocast
 from halfstep.jax._explain import Explanation as Explanation
-from halfstep.jax._explain import Row as Row
+from halfstep.jax._explain import OperationRow as OperationRow
 from halfstep.jax._explain import explain as explain
 from halfstep.jax._finite import all_finite as all_finite
 from halfstep.jax._finite import select_tree as select_tree
@@ -35,7 +35,7 @@ __all__ = [
     "DynamicLossScale",
     "Explanation",
     "NoOpLossScale",
-    "Row",
+    "OperationRow",
     "StaticLossScale",
     "WithMastersState",
     "all_finite",

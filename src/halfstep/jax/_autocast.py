@@ -69,8 +69,10 @@ def autocast(
         The function in mixed precision.
 
     Raises:
-        PolicyError: The policy cannot be read, or has no meaning in JAX.
+        PolicyError: The policy cannot be read, or its rules say nothing about JAX.
         ScaleError: The scale is not a number above 0.
+        RefusedOperationError: The rules refuse an operation; raised when it is called.
+        RuleError: A rule names an operation that is not known; raised when it is called.
         UsageError: It is no function that runs in one go.
 
     Example:

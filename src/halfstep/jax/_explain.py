@@ -20,7 +20,7 @@ _HEADER = ("operation", "module", "count", "shapes", "in", "runs in", "out", "ru
 
 
 @dataclass(frozen=True)
-class Row:
+class OperationRow:
     """Operations of a function that are alike.
 
     Args:
@@ -36,7 +36,7 @@ class Row:
 
     Example:
         >>> shapes, floats = ((2, 2),), ("float32",)
-        >>> row = Row("lax::exp", "", shapes, floats, "float32", floats, "full", "It grows.")
+        >>> row = OperationRow("lax::exp", "", shapes, floats, "float32", floats, "full", "Grows.")
         >>> row.count
         1
     """
@@ -63,14 +63,14 @@ class Explanation:
 
     Example:
         >>> shapes, floats = ((2, 2),), ("float32",)
-        >>> row = Row("lax::exp", "", shapes, floats, "float32", floats, "full", "It grows.")
+        >>> row = OperationRow("lax::exp", "", shapes, floats, "float32", floats, "full", "Grows.")
         >>> print(Explanation((row,)))
         operation  module  count  shapes  in       runs in  out      rule  why
-        lax::exp   -       1      2x2     float32  float32  float32  full  It grows.
+        lax::exp   -       1      2x2     float32  float32  float32  full  Grows.
         1 in float32
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[OperationRow, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the rows as plain data."""
@@ -119,7 +119,7 @@ def explain(
     called, owner = parts(function)
     with _tracing.inside():
         program = traced(called, ((*owner, *args), kwargs), _is_operand)
-    found: Counter[Row] = Counter()
+    found: Counter[OperationRow] = Counter()
     context = replace(context_of(chosen), note=lambda *told: found.update(_rows(*told)))
     jax.make_jaxpr(_runner(program.closed, chosen, context))(*program.operands)
     return Explanation(tuple(replace(row, count=count) for row, count in found.items()))
@@ -140,13 +140,13 @@ def _rows(
     operands: Sequence[Value],
     results: Sequence[Value],
     decision: Decision,
-) -> list[Row]:
+) -> list[OperationRow]:
     """Returns the row of an operation, or none where it only moves values."""
     name = equation.primitive.name
     if plain_name(name) in MOVING and decision.action == "keep":
         return []
     real = [each for each in operands if _is_real_dtype(each.dtype)]
-    row = Row(
+    row = OperationRow(
         operation=operation_name(name),
         module=module,
         shapes=tuple(var.aval.shape for var in equation.invars),
@@ -172,7 +172,7 @@ def _is_real_dtype(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: OperationRow) -> tuple[str, ...]:
     shapes = " ".join("x".join(map(str, shape)) or "1" for shape in row.shapes)
     dtypes = (" ".join(dict.fromkeys(names)) or "-" for names in (row.inputs, row.outputs))
     arrived, out = dtypes

@@ -52,6 +52,9 @@ MOVING = frozenset(_MOVING.split())
 # Of those, the ones whose outputs are their operands in another shape or place.
 RESHAPING = frozenset(_RESHAPING.split())
 
+# What a rule may speak of.
+OPERATIONS = frozenset((*FAMILY_OF, *MOVING))
+
 # Their operands are arrays of their own, whose dtypes need not agree.
 SEPARATE = frozenset(("psum", "psum_invariant", *MOVING))
 

@@ -1,5 +1,6 @@
 """By which rules a program is gone through."""
 
+import difflib
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -10,9 +11,9 @@ import jax
 import numpy as np
 
 from halfstep.core import Policy, Rule, Rules
-from halfstep.errors import PolicyError, RefusedOperationError
+from halfstep.errors import PolicyError, RefusedOperationError, RuleError
 from halfstep.jax._interpret._values import Value
-from halfstep.jax._ops import FAMILY_OF, operation_name
+from halfstep.jax._ops import FAMILY_OF, OPERATIONS, operation_name
 from halfstep.jax._private import scope
 
 # As in the other front-ends, devices are called by what drives them.
@@ -91,6 +92,7 @@ def context_of(policy: Policy) -> Context:
 
     Raises:
         PolicyError: Its rules say nothing about JAX.
+        RuleError: One of its rules names an operation that is not known.
     """
     _check_rules(policy.rules)
     platform = jax.default_backend()
@@ -111,7 +113,16 @@ def _by_path(rules: Rules) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _check_rules(rules: Rules) -> None:
-    """Refuses rules of which none could ever apply."""
+    """Refuses rules of which none could ever apply, and a rule that never could."""
+    for rule in rules.edits:
+        name = rule.target.removeprefix("lax::")
+        if name != rule.target and name not in OPERATIONS:
+            near = difflib.get_close_matches(name, OPERATIONS, n=1)
+            meant = f" Did you mean 'lax::{near[0]}'?" if near else ""
+            raise RuleError(
+                f"Rules need an operation that halfstep.jax knows, got {rule.target!r}.{meant}"
+                " What it does not know runs as it is written."
+            )
     if rules.rows and not any(_speaks(rule.target) for rule in rules.rows):
         raise PolicyError(
             f"halfstep.jax needs rules about families or lax:: operations, got {rules.base!r},"

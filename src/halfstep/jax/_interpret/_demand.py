@@ -7,6 +7,8 @@ a low format, the exponentials in float32 would be exact ones of the wrong numbe
 from collections.abc import Iterator
 from typing import Any
 
+from jax import numpy as jnp
+
 from halfstep.jax._interpret._context import Context
 from halfstep.jax._ops import FAMILY_OF, RESHAPING, plain_name
 from halfstep.jax._private import Literal
@@ -36,7 +38,7 @@ def _use(equation: Any, context: Context, wide: set[Any], low: set[Any]) -> str:
     if FAMILY_OF.get(name) == "pointwise" or name in RESHAPING:
         (out,) = equation.outvars
         return _WIDE if out in wide and out not in low else _NEUTRAL
-    if name not in FAMILY_OF:
+    if name not in FAMILY_OF or not jnp.issubdtype(equation.invars[0].aval.dtype, jnp.inexact):
         return _LOW
     rule = context.rule(equation, name)
     return _WIDE if rule is not None and rule.action == "full" else _LOW

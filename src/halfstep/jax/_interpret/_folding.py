@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from halfstep.jax._interpret._values import UNKNOWN, Origin, Value, constant
+from halfstep.jax._interpret._values import FLOAT16, UNKNOWN, Origin, Value, constant, fits
 
 _FUNCTIONS: dict[str, Callable[..., float]] = {
     "add": operator.add,
@@ -21,12 +21,15 @@ _FUNCTIONS: dict[str, Callable[..., float]] = {
     "exp": math.exp,
     "log": math.log,
     "pow": operator.pow,
+    # One of them, so rather one that a low format does not hold.
+    "select_n": lambda *numbers: min(numbers, key=lambda number: fits(number, FLOAT16)),
 }
 
 
 def folded(equation: Any, operands: Sequence[Value], name: str) -> Origin:
     """Returns the origin of a number that was computed from constants alone."""
     compute = _FUNCTIONS.get(name)
+    operands = operands[1:] if name == "select_n" else operands
     if compute is None or any(each.origin.kind != "constant" for each in operands):
         return UNKNOWN
     # Not a number, or none that Python holds.

@@ -46,7 +46,7 @@ def interpret(
         return _literal(atom) if isinstance(atom, Literal) else values[atom]
 
     wide = demanded(jaxpr, context)
-    for equation in jaxpr.eqns:
+    for equation, done in zip(jaxpr.eqns, _last_uses(jaxpr), strict=True):
         handler = _HANDLERS.get(plain_name(equation.primitive.name))
         operands = [read(atom) for atom in equation.invars]
         if handler is None:
@@ -54,7 +54,21 @@ def interpret(
         else:
             results = handler(equation, operands, context)
         values.update(zip(equation.outvars, results, strict=True))
+        for variable in done:
+            del values[variable]
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _last_uses(jaxpr: Any) -> list[list[Any]]:
+    """Returns what no later equation reads, for each one, so that memory can be freed."""
+    seen = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
+    found = []
+    for equation in reversed(jaxpr.eqns):
+        read = {atom for atom in equation.invars if not isinstance(atom, Literal)}
+        # What is never read is dropped at once.
+        found.append([*(read - seen), *(set(equation.outvars) - seen)])
+        seen |= read
+    return found[::-1]
 
 
 def _literal(atom: Any) -> Value:

@@ -18,7 +18,6 @@ from halfstep.jax._interpret._values import (
     FLOAT32,
     PARAMETER,
     PRODUCT,
-    UNKNOWN,
     Origin,
     Value,
     fits,
@@ -136,9 +135,10 @@ def _combines(equation: Any, dtype: Any) -> bool:
 
 
 def _decide(equation: Any, name: str, floats: Sequence[Value], context: Context) -> Decision:
-    if name in ("add", "add_any") and _adds_bias(floats):
-        return Decision("lower", _BIAS, _product(floats).dtype)
     rule = context.rule(equation, name)
+    is_free = rule is None or rule.action in ("widest", "keep")
+    if is_free and name in ("add", "add_any") and _adds_bias(floats):
+        return Decision("lower", _BIAS, _product(floats).dtype)
     if rule is None:
         together = None if name in SEPARATE else _common(floats, name)
         return Decision("keep", _MOVES if name in MOVING else _NO_RULE, together)
@@ -150,7 +150,21 @@ def _could_widen(name: str, decision: Decision) -> bool:
 
 
 def _adds_bias(floats: Sequence[Value]) -> bool:
-    return {each.origin for each in floats} == {PRODUCT, BIAS} and is_low(_product(floats).dtype)
+    products = [each for each in floats if each.origin == PRODUCT and is_low(each.dtype)]
+    return len(products) == 1 and any(_is_bias(each, products[0]) for each in floats)
+
+
+def _is_bias(value: Value, product: Value) -> bool:
+    """Returns whether a parameter is spread over a product, by the addition itself or before."""
+    if value.origin == PARAMETER:
+        shape = jnp.shape(value.array)
+        return _is_vector(shape) and math.prod(shape) < math.prod(jnp.shape(product.array))
+    return value.origin == BIAS
+
+
+def _is_vector(shape: Sequence[int]) -> bool:
+    """Returns whether an array has at most one dimension of more than one element."""
+    return sum(size > 1 for size in shape) <= 1
 
 
 def _product(floats: Sequence[Value]) -> Value:
@@ -198,7 +212,6 @@ def _origin(equation: Any, operands: Sequence[Value], name: str) -> Origin:
 def _reshaped(equation: Any, origin: Origin) -> Origin:
     """Returns the origin of an array in another shape; a vector of more dimensions is a bias."""
     before, after = equation.invars[0].aval, equation.outvars[0].aval
-    is_vector = before.size == math.prod(sorted(before.shape)[-1:])
-    if origin == PARAMETER and is_vector and after.ndim > before.ndim:
+    if origin == PARAMETER and _is_vector(before.shape) and after.ndim > before.ndim:
         return BIAS
-    return origin if origin != UNKNOWN else UNKNOWN
+    return origin

@@ -68,7 +68,7 @@ def _arriving(aval: Any, value: Value) -> Any:
     """Returns the type of an operand, whose dtype may not be the one it was traced with."""
     if getattr(aval, "dtype", None) not in ELIGIBLE or hasattr(aval, "inner_aval"):
         return aval
-    return aval.update(dtype=value.dtype)
+    return aval if aval.dtype == value.dtype else aval.update(dtype=value.dtype, weak_type=False)
 
 
 def _rewritten(
