@@ -4,6 +4,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ _NEEDED = (
     "linear_util.wrap_init",
     "source_info_util.current_name_stack",
     "source_info_util.user_context",
+    "source_info_util.user_frames",
 )
 
 
@@ -64,6 +66,8 @@ _context = found("config.trace_context")
 _wrap = found("linear_util.wrap_init")
 _names = found("source_info_util.current_name_stack")
 _user_context = found("source_info_util.user_context")
+_user_frames = found("source_info_util.user_frames")
+_OURS = str(Path(__file__).parents[1])
 
 # Such as `transpose(jvp(encoder))`, which runs for the module `encoder`.
 _TRANSFORMED = re.compile(r"\w+\(([^()]*)\)")
@@ -107,6 +111,19 @@ def scope(equation: Any) -> str:
     while count:
         text, count = _TRANSFORMED.subn(r"\1", text)
     return ".".join(filter(None, text.split("/")))
+
+
+def is_transposed(equation: Any) -> bool:
+    """Returns whether an equation was made by going backward."""
+    return "transpose(" in str(equation.source_info.name_stack)
+
+
+def source(equation: Any) -> str:
+    """Returns the line from which an equation was traced, as `file:line (function)`."""
+    for frame in _user_frames(equation.source_info.traceback):
+        if not frame.file_name.startswith(_OURS):
+            return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+    return ""
 
 
 def bind(equation: Any, arrays: Sequence[Any], **changes: Any) -> list[Any]:
