@@ -58,10 +58,11 @@ def diagnose(
         )
     program = forward(function, args, kwargs)
     name = getattr(function, "__name__", type(function).__name__)
-    first, found = _look(program, name, frozenset())
+    first, found = _look(program, program, name)
     both = with_gradient(program, _numbers(argnums)) if first.finite else None
     if both is not None:
-        found += _look(both, name, frozenset(each.key for each in first.made))[1]
+        known = frozenset(each.key for each in first.made)
+        found += _look(both, program, name, known)[1]
     return Diagnosis(tuple(found))
 
 
@@ -69,7 +70,9 @@ def _numbers(argnums: int | Sequence[int] | None) -> Sequence[int] | None:
     return (argnums,) if isinstance(argnums, int) else argnums
 
 
-def _look(program: Program, name: str, known: frozenset[Key]) -> tuple[Run, list[Fault]]:
+def _look(
+    program: Program, written: Program, name: str, known: frozenset[Key] = frozenset()
+) -> tuple[Run, list[Fault]]:
     """Returns how a program ran, and its faults; what is known is not told again."""
     done = run(program, known=known)
     if not done.made:
@@ -77,5 +80,5 @@ def _look(program: Program, name: str, known: frozenset[Key]) -> tuple[Run, list
     in_float32 = run(program, known=known, formats=lambda path: FLOAT32)
     found = faults(done, in_float32)
     keys = frozenset(each.key for each in in_float32.made)
-    trial = Trial(program, known, tuple(found), keys)
+    trial = Trial(program, written, known, tuple(found), keys)
     return done, [told(each, name, in_float32, trial.remedy(each)) for each in found]

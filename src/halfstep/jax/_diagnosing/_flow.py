@@ -1,13 +1,16 @@
 """Calls, branches and loops, which are gone through as they run."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from jax import numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from halfstep.jax._diagnosing._made import Value, value
 from halfstep.jax._diagnosing._run import HANDLERS, Handler, Place, Run
+from halfstep.jax._linear import linear_p
 
 
 def _handles(*names: str) -> Callable[[Handler], Handler]:
@@ -27,6 +30,15 @@ def run_call(run: Run, equation: Any, operands: list[Value], place: Place) -> li
     params = equation.params
     called = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
     closed = called if isinstance(called, ClosedJaxpr) else ClosedJaxpr(called, ())
+    return run.closed(closed, operands, place.inside(equation))
+
+
+@_handles(linear_p.name)
+def run_linear(run: Run, equation: Any, operands: list[Value], place: Place) -> list[Value]:
+    """Goes through the derivative of a region, with what scales it."""
+    linear = functools.partial(linear_p.impl, **equation.params)
+    specs = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in equation.invars]
+    closed = jax.make_jaxpr(linear)(*specs)
     return run.closed(closed, operands, place.inside(equation))
 
 

@@ -17,6 +17,7 @@ class Made:
         source: The line that somebody wrote.
         held: The numbers.
         largest: The largest finite magnitude that went in.
+        zero: Whether a zero was in the last of what went in.
         meant: Whether somebody wrote it down, or a run forward made it and took it back.
     """
 
@@ -26,6 +27,7 @@ class Made:
     source: str
     held: Numbers
     largest: float
+    zero: bool = False
     meant: bool = False
 
     @property

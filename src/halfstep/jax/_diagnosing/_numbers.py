@@ -63,13 +63,13 @@ def is_inexact(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
-def largest(values: Iterable[Numbers | None]) -> float:
+def largest(values: Iterable[Numbers]) -> float:
     """Returns the largest finite magnitude, 0 where there is none.
 
     Example:
         >>> largest([Numbers(np.array([np.inf, -3.0]))])
         3.0
     """
-    arrays = [each.values for each in values if each is not None]
+    arrays = [each.values for each in values]
     finite = [np.abs(each[np.isfinite(each)]) for each in arrays]
     return max((float(each.max()) for each in finite if each.size), default=0.0)

@@ -14,7 +14,7 @@ from halfstep.jax import _modules, _tracing
 from halfstep.jax._arguments import is_real, traced
 from halfstep.jax._autocast import parts
 from halfstep.jax._diagnosing._made import Made, Value, value
-from halfstep.jax._diagnosing._numbers import is_inexact, numbers
+from halfstep.jax._diagnosing._numbers import is_inexact, largest, numbers
 from halfstep.jax._diagnosing._run import Place, Run
 from halfstep.jax._private import eval_jaxpr, is_transposed, sub_jaxprs
 
@@ -63,7 +63,7 @@ def _operand(done: Run, array: Any, name: str) -> Value:
         return Value(array)
     # What a mask of -inf in the data makes of a gradient is not the fault of the data.
     meant = (name, "data", "") in done.known and held.kind == "inf"
-    made = Made(name, "data", False, "", held, 0.0, meant)
+    made = Made(name, "data", False, "", held, largest([held]), meant=meant)
     done.made.append(made)
     return value(array, frozenset((made,)))
 

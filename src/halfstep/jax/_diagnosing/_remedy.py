@@ -1,9 +1,11 @@
 """What to write so that a fault is gone; it has been tried."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from halfstep.core import Format
 from halfstep.jax._diagnosing._made import Made
 from halfstep.jax._diagnosing._programs import Program, run
 from halfstep.jax._diagnosing._run import Key
@@ -13,24 +15,36 @@ from halfstep.jax._interpret._values import BFLOAT16
 from halfstep.jax._ops import plain_name
 from halfstep.jax._private import source, sub_jaxprs
 
+_LOW = "float16"
 _BFLOAT16 = "jnp.bfloat16  # in place of jnp.float16: it has the range of float32"
 _SCOPE = "x = x.astype(jnp.float32)  # for each x that goes into {path}"
-_DOUBLE = """\
+_VANISHES = (
+    "h = jnp.maximum(h, {power:g})  # for {word}; numbers below {least:.2g} vanish in {dtype}"
+)
+_CLIPPED = "jnp.{word}(jnp.clip(h, -1 + 1e-6, 1 - 1e-6))"
+_SELECTED = """\
 safe = jnp.where({taken}, h, {instead})  # h is what goes into {word}
 jnp.where({taken}, {call}, 0)"""
-# Their derivatives are inf where h is not what is said here; what to give them there instead.
+
+
+def _selected(taken: str, instead: int, call: str) -> str:
+    return _SELECTED.format(taken=taken, instead=instead, call=call, word="{word}")
+
+
+# What has no derivative everywhere, in the order in which a line that has several is read.
 _SINGULAR = {
-    "sqrt": ("h > 0", "1", "jnp.sqrt(safe)"),
-    "rsqrt": ("h > 0", "1", "jax.lax.rsqrt(safe)"),
-    "cbrt": ("h != 0", "1", "jnp.cbrt(safe)"),
-    "log": ("h > 0", "1", "jnp.log(safe)"),
-    "log1p": ("h > -1", "0", "jnp.log1p(safe)"),
-    "pow": ("h > 0", "1", "safe**power"),
-    "acos": ("abs(h) < 1", "0", "jnp.acos(safe)"),
-    "asin": ("abs(h) < 1", "0", "jnp.asin(safe)"),
-    "exp": ("h < 80", "0", "jnp.exp(safe)"),
-    "div": ("h != 0", "1", "dividend / safe"),
+    "sqrt": _selected("h > 0", 1, "jnp.sqrt(safe)"),
+    "rsqrt": _selected("h > 0", 1, "jax.lax.rsqrt(safe)"),
+    "cbrt": _selected("h != 0", 1, "jnp.cbrt(safe)"),
+    "log": _selected("h > 0", 1, "jnp.log(safe)"),
+    "log1p": _selected("h > -1", 0, "jnp.log1p(safe)"),
+    "pow": _selected("h > 0", 1, "safe**power"),
+    "acos": _CLIPPED,
+    "asin": _CLIPPED,
+    "exp": "jnp.exp(jnp.minimum(h, 80))",
+    "div": _selected("h != 0", 1, "dividend / safe"),
 }
+_DIVIDES = ("div", "rsqrt", "log", "integer_pow")
 
 
 @dataclass(frozen=True)
@@ -39,12 +53,14 @@ class Trial:
 
     Args:
         program: The program with the faults.
+        written: The program forward.
         known: What it makes and takes back forward.
         found: The faults.
         in_float32: What float32 makes, too.
     """
 
     program: Program
+    written: Program
     known: frozenset[Key]
     found: tuple[Made, ...]
     in_float32: frozenset[Key]
@@ -52,18 +68,17 @@ class Trial:
     def remedy(self, made: Made) -> str:
         """Returns what to write, empty where nothing is known that helps."""
         if made.key in self.in_float32:
-            return self._twice(made) if made.backward else ""
-        return self._scope(made) or self._bfloat16()
+            return self._defined(made) if made.backward else _vanishing(made)
+        return _vanishing(made) or self._scope(made) or self._bfloat16()
 
-    def _twice(self, made: Made) -> str:
-        """Returns a selection in front of what has no derivative everywhere."""
-        names = set(_names_at(made.source, self.program.closed.jaxpr))
+    def _defined(self, made: Made) -> str:
+        """Returns how to call what has no derivative everywhere only where it has one."""
+        names = set(_names_at(made.source, self.written.closed.jaxpr))
         word = next((each for each in _SINGULAR if each in names), "")
         mended = frozenset(each.key for each in self.found)
         if not word or not run(self.program, known=self.known, mended=mended).finite:
             return ""
-        taken, instead, call = _SINGULAR[word]
-        return _DOUBLE.format(taken=taken, instead=instead, word=word, call=call)
+        return _SINGULAR[word].format(word=word)
 
     def _scope(self, made: Made) -> str:
         def formats(path: str) -> Any:
@@ -80,6 +95,15 @@ class Trial:
         return tried.finite and not any(
             each.key not in self.in_float32 for each in faults(tried, tried)
         )
+
+
+def _vanishing(made: Made) -> str:
+    """Returns what to write before a division by a number that float16 rounded to zero."""
+    if made.backward or made.operation not in _DIVIDES or not made.zero or made.held.dtype != _LOW:
+        return ""
+    least = Format.named(_LOW).min_normal
+    power = 10.0 ** math.ceil(math.log10(least))
+    return _VANISHES.format(power=power, least=least, word=made.operation, dtype=_LOW)
 
 
 def _names_at(line: str, jaxpr: Any) -> Iterator[str]:

@@ -122,13 +122,15 @@ class Run:
         if not all(made.meant for made in before) or (before and not new_nan):
             return before
         key = _key(equation, here)
+        went_in = [held for held in (numbers(each.array) for each in operands) if held]
         meant = key in self.known or (bool(bad) and not new_nan)
         made = Made(
             *key[:2],
             backward=here.backward or (self.way_back and key not in self.known),
             source=key[2],
             held=held,
-            largest=largest(numbers(each.array) for each in operands),
+            largest=largest(went_in),
+            zero=bool((operands[-1].array == 0).any()) if operands else False,
             meant=meant,
         )
         self.made.append(made)
