@@ -80,5 +80,5 @@ def _look(
     in_float32 = run(program, known=known, formats=lambda path: FLOAT32)
     found = faults(done, in_float32)
     keys = frozenset(each.key for each in in_float32.made)
-    trial = Trial(program, written, known, tuple(found), keys)
+    trial = Trial(program, written, known, tuple(found), keys, program.cast)
     return done, [told(each, name, in_float32, trial.remedy(each)) for each in found]

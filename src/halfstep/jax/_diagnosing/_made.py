@@ -18,6 +18,7 @@ class Made:
         held: The numbers.
         largest: The largest finite magnitude that went in.
         zero: Whether a zero was in the last of what went in.
+        region: Whether it was made in a function that `autocast` made.
         meant: Whether somebody wrote it down, or a run forward made it and took it back.
     """
 
@@ -28,6 +29,7 @@ class Made:
     held: Numbers
     largest: float
     zero: bool = False
+    region: bool = False
     meant: bool = False
 
     @property

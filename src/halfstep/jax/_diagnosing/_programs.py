@@ -1,7 +1,7 @@
 """The programs that are looked at: a function forward, and with its gradient."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr
 from halfstep.errors import UsageError
 from halfstep.jax import _modules, _tracing
 from halfstep.jax._arguments import is_real, traced
-from halfstep.jax._autocast import parts
+from halfstep.jax._autocast import is_cast, parts
 from halfstep.jax._diagnosing._made import Made, Value, value
 from halfstep.jax._diagnosing._numbers import is_inexact, largest, numbers
 from halfstep.jax._diagnosing._run import Place, Run
@@ -29,12 +29,14 @@ class Program:
         closed: The program.
         operands: What it is called with.
         names: What each operand is called, such as `args[0]['w']`.
+        cast: Whether `autocast` made the function.
         way_back: Whether it holds the gradient as well.
     """
 
     closed: Any
     operands: tuple[Any, ...]
     names: tuple[str, ...]
+    cast: bool
     way_back: bool = False
 
     @property
@@ -75,7 +77,7 @@ def forward(function: Callable[..., Any], args: Any, kwargs: Any) -> Program:
     with _tracing.inside():
         program = traced(called, ((*owner, *args), kwargs), is_real)
     names = _names(((*owner, *args), kwargs), len(owner))
-    return Program(program.closed, tuple(program.operands), names)
+    return Program(program.closed, tuple(program.operands), names, is_cast(function))
 
 
 def _as_array(leaf: Any) -> Any:
@@ -113,7 +115,7 @@ def with_gradient(program: Program, argnums: Sequence[int] | None) -> Program | 
         return None
     outputs = floats[:1] if program.closed.out_avals[0].shape == () and floats[0] == 0 else floats
     closed = _differentiated(program, moved, outputs)
-    return Program(closed, program.operands, program.names, way_back=True)
+    return replace(program, closed=closed, way_back=True)
 
 
 def _differentiated(program: Program, moved: list[int], outputs: list[int]) -> ClosedJaxpr:

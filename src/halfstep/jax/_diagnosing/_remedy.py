@@ -17,7 +17,9 @@ from halfstep.jax._private import source, sub_jaxprs
 
 _LOW = "float16"
 _BFLOAT16 = "jnp.bfloat16  # in place of jnp.float16: it has the range of float32"
-_SCOPE = "x = x.astype(jnp.float32)  # for each x that goes into {path}"
+_POLICY = 'policy="mixed_bfloat16"  # it has the range of float32'
+_WIDE = "x = x.astype(jnp.float32)  # for each x that goes into {path}"
+_ISLAND = 'halfstep.jax.autocast(f, "float32")  # in place of the f that runs in {path}'
 _VANISHES = (
     "h = jnp.maximum(h, {power:g})  # for {word}; numbers below {least:.2g} vanish in {dtype}"
 )
@@ -57,6 +59,7 @@ class Trial:
         known: What it makes and takes back forward.
         found: The faults.
         in_float32: What float32 makes, too.
+        cast: Whether `autocast` made the whole function.
     """
 
     program: Program
@@ -64,12 +67,13 @@ class Trial:
     known: frozenset[Key]
     found: tuple[Made, ...]
     in_float32: frozenset[Key]
+    cast: bool
 
     def remedy(self, made: Made) -> str:
         """Returns what to write, empty where nothing is known that helps."""
         if made.key in self.in_float32:
             return self._defined(made) if made.backward else _vanishing(made)
-        return _vanishing(made) or self._scope(made) or self._bfloat16()
+        return _vanishing(made) or self._scope(made) or self._bfloat16(made)
 
     def _defined(self, made: Made) -> str:
         """Returns how to call what has no derivative everywhere only where it has one."""
@@ -85,10 +89,12 @@ class Trial:
             return FLOAT32 if f"{path}.".startswith(f"{made.path}.") else None
 
         fine = made.path and made.operation != "data" and self._helps(formats)
-        return _SCOPE.format(path=made.path) if fine else ""
+        text = _ISLAND if made.region or self.cast else _WIDE
+        return text.format(path=made.path) if fine else ""
 
-    def _bfloat16(self) -> str:
-        return _BFLOAT16 if self._helps(lambda path: BFLOAT16) else ""
+    def _bfloat16(self, made: Made) -> str:
+        text = _POLICY if made.region or self.cast else _BFLOAT16
+        return text if self._helps(lambda path: BFLOAT16) else ""
 
     def _helps(self, formats: Callable[[str], Any]) -> bool:
         tried = run(self.program, known=self.known, formats=formats)

@@ -10,6 +10,7 @@ from jax import numpy as jnp
 from halfstep.jax._diagnosing._formats import run_equation
 from halfstep.jax._diagnosing._made import Made, Value, value
 from halfstep.jax._diagnosing._numbers import Numbers, is_inexact, largest, numbers
+from halfstep.jax._interpret import REGION
 from halfstep.jax._ops import plain_name
 from halfstep.jax._private import Literal, is_transposed, scope, source
 
@@ -28,15 +29,18 @@ class Place:
     Args:
         path: The dotted path of the scopes around it.
         backward: Whether what is around it is on the way back.
+        region: Whether it is in a function that `autocast` made.
     """
 
     path: str = ""
     backward: bool = False
+    region: bool = False
 
     def inside(self, equation: Any) -> "Place":
         """Returns the place of what stands in an equation."""
         path = ".".join(filter(None, (self.path, scope(equation))))
-        return Place(path, self.backward or is_transposed(equation))
+        region = self.region or equation.params.get("name") == REGION
+        return Place(path, self.backward or is_transposed(equation), region)
 
 
 @dataclass
@@ -131,6 +135,7 @@ class Run:
             held=held,
             largest=largest(went_in),
             zero=bool((operands[-1].array == 0).any()) if operands else False,
+            region=here.region,
             meant=meant,
         )
         self.made.append(made)
