@@ -81,12 +81,16 @@ def run_scan(run: Run, equation: Any, operands: list[Value], place: Place) -> li
 
 
 def _slice(each: Value, turn: int) -> Value:
-    return value(each.array[turn], each.origins)
+    return value(each.array[turn], each.origins, varies=each.varies)
 
 
 def _stacked(column: tuple[Value, ...]) -> Value:
     origins = frozenset(made for each in column for made in each.origins)
-    return value(jnp.stack([each.array for each in column]), origins)
+    arrays = [each.array for each in column]
+    # In another format, what a turn hands on as it came is not what the next one computes.
+    if len({each.dtype for each in arrays}) > 1:
+        arrays = [each.astype(jnp.float32) for each in arrays]
+    return value(jnp.stack(arrays), origins, varies=any(each.varies for each in column))
 
 
 def _empty(equation: Any, first: int) -> list[Value]:

@@ -17,7 +17,6 @@ class Made:
         source: The line that somebody wrote.
         held: The numbers.
         largest: The largest finite magnitude that went in.
-        zero: Whether a zero was in the last of what went in.
         region: Whether it was made in a function that `autocast` made.
         meant: Whether somebody wrote it down, or a run forward made it and took it back.
     """
@@ -28,7 +27,6 @@ class Made:
     source: str
     held: Numbers
     largest: float
-    zero: bool = False
     region: bool = False
     meant: bool = False
 
@@ -46,14 +44,18 @@ class Value:
         array: The value.
         numbers: Its numbers, where it is not finite.
         origins: What made it so.
+        varies: Whether it was computed of the arguments.
     """
 
     array: Any
     numbers: Numbers | None = None
     origins: frozenset[Made] = frozenset()
+    varies: bool = False
 
 
-def value(array: Any, origins: frozenset[Made] = frozenset()) -> Value:
+def value(array: Any, origins: frozenset[Made] = frozenset(), *, varies: bool = False) -> Value:
     """Returns a value with the origins of what is not finite in it."""
     held = numbers(array)
-    return Value(array) if held is None or held.finite else Value(array, held, origins)
+    if held is None or held.finite:
+        return Value(array, varies=varies)
+    return Value(array, held, origins, varies)

@@ -45,6 +45,11 @@ class Numbers:
         """Whether all of them are."""
         return bool(np.isfinite(self.values).all())
 
+    @property
+    def only_minus_inf(self) -> bool:
+        """Whether what is not finite is what masks are made of."""
+        return bool((np.isfinite(self.values) | np.isneginf(self.values)).all())
+
 
 def numbers(value: Any) -> Numbers | None:
     """Returns the numbers of an array, None where there are none that could be inf or NaN.

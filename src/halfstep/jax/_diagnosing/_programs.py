@@ -50,7 +50,7 @@ def run(program: Program, **options: Any) -> Run:
     done = Run(way_back=program.way_back, **options)
     with jax.debug_nans(False), jax.debug_infs(False), np.errstate(all="ignore"):
         pairs = zip(program.operands, program.names, strict=True)
-        operands = [_operand(done, *pair) for pair in pairs]
+        operands = [replace(_operand(done, *pair), varies=True) for pair in pairs]
         consts = [
             _operand(done, array, f"constants[{index}]")
             for index, array in enumerate(program.closed.consts)

@@ -1,11 +1,9 @@
 """What to write so that a fault is gone; it has been tried."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from halfstep.core import Format
 from halfstep.jax._diagnosing._made import Made
 from halfstep.jax._diagnosing._programs import Program, run
 from halfstep.jax._diagnosing._run import Key
@@ -15,14 +13,10 @@ from halfstep.jax._interpret._values import BFLOAT16
 from halfstep.jax._ops import plain_name
 from halfstep.jax._private import source, sub_jaxprs
 
-_LOW = "float16"
 _BFLOAT16 = "jnp.bfloat16  # in place of jnp.float16: it has the range of float32"
 _POLICY = 'policy="mixed_bfloat16"  # it has the range of float32'
 _WIDE = "x = x.astype(jnp.float32)  # for each x that goes into {path}"
 _ISLAND = 'halfstep.jax.autocast(f, "float32")  # in place of the f that runs in {path}'
-_VANISHES = (
-    "h = jnp.maximum(h, {power:g})  # for {word}; numbers below {least:.2g} vanish in {dtype}"
-)
 _CLIPPED = "jnp.{word}(jnp.clip(h, -1 + 1e-6, 1 - 1e-6))"
 _SELECTED = """\
 safe = jnp.where({taken}, h, {instead})  # h is what goes into {word}
@@ -46,7 +40,6 @@ _SINGULAR = {
     "exp": "jnp.exp(jnp.minimum(h, 80))",
     "div": _selected("h != 0", 1, "dividend / safe"),
 }
-_DIVIDES = ("div", "rsqrt", "log", "integer_pow")
 
 
 @dataclass(frozen=True)
@@ -72,8 +65,8 @@ class Trial:
     def remedy(self, made: Made) -> str:
         """Returns what to write, empty where nothing is known that helps."""
         if made.key in self.in_float32:
-            return self._defined(made) if made.backward else _vanishing(made)
-        return _vanishing(made) or self._scope(made) or self._bfloat16(made)
+            return self._defined(made) if made.backward else ""
+        return self._scope(made) or self._bfloat16(made)
 
     def _defined(self, made: Made) -> str:
         """Returns how to call what has no derivative everywhere only where it has one."""
@@ -101,15 +94,6 @@ class Trial:
         return tried.finite and not any(
             each.key not in self.in_float32 for each in faults(tried, tried)
         )
-
-
-def _vanishing(made: Made) -> str:
-    """Returns what to write before a division by a number that float16 rounded to zero."""
-    if made.backward or made.operation not in _DIVIDES or not made.zero or made.held.dtype != _LOW:
-        return ""
-    least = Format.named(_LOW).min_normal
-    power = 10.0 ** math.ceil(math.log10(least))
-    return _VANISHES.format(power=power, least=least, word=made.operation, dtype=_LOW)
 
 
 def _names_at(line: str, jaxpr: Any) -> Iterator[str]:

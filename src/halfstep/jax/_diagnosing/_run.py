@@ -104,11 +104,13 @@ class Run:
         went_in = _chosen(operands) if equation.primitive.name == "select_n" else operands
         bad = [each for each in went_in if each.numbers is not None]
         held = next((each.numbers for each in map(value, out) if each.numbers), None)
+        varies, origins = any(each.varies for each in operands), frozenset[Made]()
         if held is None:
             self._hide(equation, bad)
-            return list(map(Value, out))
-        origins = self._origins(equation, operands, bad, held, here)
-        return [value(each, origins) for each in out]
+        else:
+            mask = not varies and held.only_minus_inf
+            origins = self._origins(equation, operands, bad, held, here, mask=mask)
+        return [value(each, origins, varies=varies) for each in out]
 
     def _hide(self, equation: Any, bad: list[Value]) -> None:
         if any(
@@ -117,7 +119,14 @@ class Run:
             self.hidden.update(made for each in bad for made in each.origins)
 
     def _origins(
-        self, equation: Any, operands: list[Value], bad: list[Value], held: Numbers, here: Place
+        self,
+        equation: Any,
+        operands: list[Value],
+        bad: list[Value],
+        held: Numbers,
+        here: Place,
+        *,
+        mask: bool,
     ) -> frozenset[Made]:
         before = frozenset(made for each in bad for made in each.origins)
         new_nan = "nan" in held.kind and not any(
@@ -127,14 +136,13 @@ class Run:
             return before
         key = _key(equation, here)
         went_in = [held for held in (numbers(each.array) for each in operands) if held]
-        meant = key in self.known or (bool(bad) and not new_nan)
+        meant = mask or key in self.known or (bool(bad) and not new_nan)
         made = Made(
             *key[:2],
             backward=here.backward or (self.way_back and key not in self.known),
             source=key[2],
             held=held,
             largest=largest(went_in),
-            zero=bool((operands[-1].array == 0).any()) if operands else False,
             region=here.region,
             meant=meant,
         )
