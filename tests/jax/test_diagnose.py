@@ -15,9 +15,13 @@ from tests.jax.diagnosing import half, scoped, single, where
 HALF = jnp.float16
 
 
+def large(x):
+    return x * HALF(1000)
+
+
 @jax.custom_vjp
 def big(x):
-    return scoped("rule", lambda v: v * HALF(1000))(x)
+    return scoped("rule", large)(x)
 
 
 big.defvjp(lambda x: (big(x), None), lambda kept, grad: (grad,))
@@ -25,7 +29,7 @@ big.defvjp(lambda x: (big(x), None), lambda kept, grad: (grad,))
 
 @jax.custom_jvp
 def bigger(x):
-    return scoped("rule", lambda v: v * HALF(1000))(x)
+    return scoped("rule", large)(x)
 
 
 bigger.defjvp(lambda primals, tangents: (bigger(*primals), tangents[0]))
@@ -36,12 +40,28 @@ def looped(step):
 
 
 def chosen(x):
-    return lax.cond(x[0] > 0, scoped("taken", lambda v: v * HALF(1000)), jnp.sin, x).sum()
+    return lax.cond(x[0] > 0, scoped("taken", large), jnp.sin, x).sum()
 
 
 def by_hand(x):
     powers = jnp.exp(x)
     return (powers / powers.sum())[0]
+
+
+def hidden(x):
+    return jnp.tanh(scoped("hidden", large)(x)).sum()
+
+
+def again(x):
+    return scoped("again", large)(x).sum()
+
+
+def rows(x):
+    return jax.vmap(scoped("row", jnp.dot))(x, x).sum()
+
+
+def doubled(x):
+    return lax.fori_loop(0, 20, lambda turn, value: value * 2, x)
 
 
 FORWARD = [
@@ -54,14 +74,14 @@ FORWARD = [
     (scoped("norm", lambda x: (x / x.sum())[0]), half(0, 0), "norm", "div"),
     (lambda x: x[0] * x[1], half(3000, 3000), "<lambda>", "mul"),
     (looped(lambda c, y: c + y), jnp.full(10, 9e3, HALF), "turn", "add"),
-    (scoped("fori", lambda x: lax.fori_loop(0, 20, lambda i, c: c * 2, x)), HALF(1), "fori", "mul"),
+    (scoped("fori", doubled), HALF(1), "fori", "mul"),
     (chosen, half(100, 1), "taken", "mul"),
-    (lambda x: jax.vmap(scoped("row", jnp.dot))(x, x).sum(), jnp.full((2, 4), 3e2, HALF), "row", "dot_general"),
-    (jax.checkpoint(lambda x: scoped("again", lambda v: v * HALF(1000))(x).sum()), half(100), "again", "mul"),
+    (rows, jnp.full((2, 4), 3e2, HALF), "row", "dot_general"),
+    (jax.checkpoint(again), half(100), "again", "mul"),
     (lambda x: big(x).sum(), half(100), "rule", "mul"),
     (lambda x: bigger(x).sum(), half(100), "rule", "mul"),
-    (lambda x: jnp.tanh(scoped("hidden", lambda v: v * HALF(1000))(x)).sum(), half(100), "hidden", "mul"),
-]  # fmt: skip
+    (hidden, half(100), "hidden", "mul"),
+]
 
 
 @pytest.mark.parametrize(("function", "value", "module", "operation"), FORWARD)

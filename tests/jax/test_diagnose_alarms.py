@@ -21,9 +21,21 @@ def twice(x):
     return jnp.where(x > 0, jnp.sqrt(safe), 0).sum()
 
 
+def with_number(x):
+    return jax.nn.softmax(x + jnp.where(MASK, 0, -1e9).astype(x.dtype))[0]
+
+
+def chosen(x):
+    return jnp.where(x < 5, lax.stop_gradient(jnp.exp(x)), x).sum()
+
+
+def dropout(x):
+    return (x * jax.random.bernoulli(jax.random.key(0), 0.5, x.shape)).sum()
+
+
 FINE = {
     "mask": (masked, (1, 2, 3)),
-    "mask of -1e9": (lambda x: jax.nn.softmax(x + jnp.where(MASK, 0, -1e9).astype(x.dtype))[0], (1, 2, 3)),
+    "mask of -1e9": (with_number, (1, 2, 3)),
     "where, twice": (twice, (4, 0)),
     "logsumexp": (jax.nn.logsumexp, (100, -100)),
     "softplus": (lambda x: jax.nn.softplus(x).sum(), (100, -100)),
@@ -32,11 +44,11 @@ FINE = {
     "max": (lambda x: jnp.max(x, initial=-jnp.inf), (1, 2)),
     "branch": (lambda x: lax.cond(x[0] > 0, jnp.sum, lambda v: jnp.log(v * 0).sum(), x), (1, 2)),
     "unused": (lambda x: (jnp.log(x * 0), x.sum())[1], (1, 2)),
-    "not chosen": (lambda x: jnp.where(x < 5, x, lax.stop_gradient(jnp.exp(x * 5))).sum() * 0, (1, 2)),
-    "dropout": (lambda x: (x * jax.random.bernoulli(jax.random.key(0), 0.5, x.shape)).sum(), (1, 2)),
+    "not chosen": (chosen, (1, 200)),
+    "dropout": (dropout, (1, 2)),
     "sort": (lambda x: jnp.sort(x)[0] + jnp.median(x), (2, 1, 3)),
     "integers": (lambda x: x[jnp.array([0, 1])].sum(), (1, 2)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("make", [half, single])
