@@ -120,9 +120,11 @@ def is_transposed(equation: Any) -> bool:
 
 def source(equation: Any) -> str:
     """Returns the line from which an equation was traced, as `file:line (function)`."""
-    for frame in _user_frames(equation.source_info.traceback):
-        if not frame.file_name.startswith(_OURS):
-            return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+    frames = _user_frames(equation.source_info.traceback)
+    others = [each for each in frames if not each.file_name.startswith(_OURS)]
+    own = [each for each in others if "site-packages" not in each.file_name]
+    for frame in own or others:
+        return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
     return ""
 
 

@@ -46,6 +46,11 @@ class Numbers:
         return bool(np.isfinite(self.values).all())
 
     @property
+    def is_real(self) -> bool:
+        """Whether they are no complex numbers."""
+        return not np.iscomplexobj(self.values)
+
+    @property
     def only_minus_inf(self) -> bool:
         """Whether what is not finite is what masks are made of."""
         return bool((np.isfinite(self.values) | np.isneginf(self.values)).all())

@@ -87,7 +87,7 @@ def _as_array(leaf: Any) -> Any:
 
 
 def _names(arguments: Any, before: int) -> tuple[str, ...]:
-    leaves = jax.tree_util.tree_leaves_with_path(_modules.taken_apart(arguments).tree)
+    leaves = _modules.leaves_with_path(arguments)
     return tuple(_name(path, before) for path, leaf in leaves if is_real(leaf))
 
 

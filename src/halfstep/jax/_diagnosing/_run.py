@@ -30,17 +30,20 @@ class Place:
         path: The dotted path of the scopes around it.
         backward: Whether what is around it is on the way back.
         region: Whether it is in a function that `autocast` made.
+        line: The line that it came from, or else what is around it.
     """
 
     path: str = ""
     backward: bool = False
     region: bool = False
+    line: str = ""
 
     def inside(self, equation: Any) -> "Place":
         """Returns the place of what stands in an equation."""
         path = ".".join(filter(None, (self.path, scope(equation))))
         region = self.region or equation.params.get("name") == REGION
-        return Place(path, self.backward or is_transposed(equation), region)
+        backward = self.backward or is_transposed(equation)
+        return Place(path, backward, region, source(equation) or self.line)
 
 
 @dataclass
@@ -52,18 +55,22 @@ class Run:
         known: What a run forward made, and took back.
         mended: What is to be zero where it is not finite.
         way_back: Whether what is not known belongs to the way back.
+        line: Of which line the operands of operations are kept.
         made: What is not finite, in the order in which it was made.
         hidden: What of it went into an operation that made something finite of it.
         results: What the program returned.
+        operands: The operands of the operations of that line, with their names.
     """
 
     formats: Callable[[str], Any] = lambda path: None
     known: frozenset[Key] = frozenset()
     mended: frozenset[Key] = frozenset()
     way_back: bool = False
+    line: str = ""
     made: list[Made] = field(default_factory=list)
     hidden: set[Made] = field(default_factory=set)
     results: list[Value] = field(default_factory=list)
+    operands: list[tuple[str, list[Any]]] = field(default_factory=list)
 
     @property
     def finite(self) -> bool:
@@ -98,6 +105,8 @@ class Run:
         """Runs an equation as a whole and takes note of what it makes."""
         here = place.inside(equation)
         arrays = [each.array for each in operands]
+        if self.line and here.line == self.line:
+            self.operands.append((plain_name(equation.primitive.name), arrays))
         out = run_equation(equation, arrays, self.formats(here.path))
         if _key(equation, here) in self.mended:
             out = [_mended(each) for each in out]
@@ -152,7 +161,7 @@ class Run:
 
 def _key(equation: Any, here: Place) -> Key:
     name = plain_name(equation.primitive.name)
-    return here.path, _WORDS.get(name, name), source(equation)
+    return here.path, _WORDS.get(name, name), here.line
 
 
 def _literal(atom: Any) -> Value:

@@ -2,7 +2,7 @@
 
 from halfstep.core import Fault
 from halfstep.jax._diagnosing._made import Made
-from halfstep.jax._diagnosing._run import Run
+from halfstep.jax._diagnosing._run import Key, Run
 
 
 def faults(run: Run, in_float32: Run) -> list[Made]:
@@ -15,14 +15,24 @@ def faults(run: Run, in_float32: Run) -> list[Made]:
         run: The run.
         in_float32: A run of the same program in float32.
     """
-    keys = {each.key for each in in_float32.made}
+    keys = keys_of(in_float32)
     there = [each for each in run.made if not each.meant and _is_fault(each, run, in_float32, keys)]
     if not there and not run.finite:
         there = [each for each in run.made if each in run.reaching][:1]
     return list({each.key: each for each in reversed(there)}.values())[::-1]
 
 
-def _is_fault(made: Made, run: Run, in_float32: Run, keys: set[tuple[str, str, str]]) -> bool:
+def keys_of(in_float32: Run) -> frozenset[Key]:
+    """Returns the keys of what a run in float32 made; not all of it can be run in float32."""
+    there = [each for each in in_float32.made if not _is_low(each) or each.operation == "data"]
+    return frozenset(each.key for each in there)
+
+
+def _is_low(made: Made) -> bool:
+    return made.held.dtype in ("float16", "bfloat16")
+
+
+def _is_fault(made: Made, run: Run, in_float32: Run, keys: frozenset[Key]) -> bool:
     if made.key in keys:
         return not in_float32.finite and made in run.reaching
     return made in run.reaching or made in run.hidden
@@ -46,7 +56,7 @@ def told(made: Made, name: str, in_float32: Run, remedy: str) -> Fault:
         dtype=made.held.dtype,
         shape=made.held.shape,
         largest=made.largest,
-        in_float32=any(each.key == made.key for each in in_float32.made),
+        in_float32=made.key in keys_of(in_float32),
         remedy=remedy,
         source=made.source,
     )
