@@ -78,6 +78,18 @@ def test_a_gradient_in_a_loop():
     assert where(diagnose(loss, single(1, 0)).first) == ("turn", "div", "backward")
 
 
+def test_a_gradient_of_what_is_computed_again():
+    loss = jax.checkpoint(lambda x: scoped("again", jnp.sqrt)(x).sum())
+    assert where(diagnose(loss, single(0, 1)).first) == ("again", "div", "backward")
+
+
+def test_a_gradient_in_a_branch():
+    root = scoped("taken", jnp.sqrt)
+    loss = jax.jit(lambda x: jax.lax.cond(x[0] > 0, root, jnp.sin, x).sum())
+    assert where(diagnose(loss, single(1, 0)).first) == ("taken", "div", "backward")
+    assert not diagnose(loss, single(0, 0))
+
+
 def test_what_is_differentiated():
     def loss(x, y):
         return (jnp.sqrt(x) + y).sum()

@@ -69,6 +69,8 @@ _user_context = found("source_info_util.user_context")
 _user_frames = found("source_info_util.user_frames")
 _OURS = str(Path(__file__).parents[1])
 
+# What JAX itself puts there, around what `checkpoint` computes again.
+_NO_SCOPES = ("", "rematted_computation")
 # Such as `transpose(jvp(encoder))`, which runs for the module `encoder`.
 _TRANSFORMED = re.compile(r"\w+\(([^()]*)\)")
 
@@ -110,7 +112,7 @@ def scope(equation: Any) -> str:
     text, count = str(equation.source_info.name_stack), 1
     while count:
         text, count = _TRANSFORMED.subn(r"\1", text)
-    return ".".join(filter(None, text.split("/")))
+    return ".".join(each for each in text.split("/") if each not in _NO_SCOPES)
 
 
 def is_transposed(equation: Any) -> bool:
