@@ -4,6 +4,7 @@ from halfstep.jax import (
     all_finite,
     apply_updates,
     clip_by_global_norm,
+    diagnose,
     global_norm,
     select_tree,
     with_masters,
@@ -15,9 +16,20 @@ __all__ = [
     "all_finite",
     "apply_updates",
     "clip_by_global_norm",
+    "diagnose_jax",
     "global_norm",
     "master",
     "select_tree",
 ]
 
 master = with_masters
+
+
+def diagnose_jax(fn, *args):
+    """Returns the first fault of a function or its gradient, or nothing."""
+    first = diagnose(fn, *args).first
+    return (
+        {}
+        if first is None
+        else {"op": first.operation, "phase": first.phase, "scope": first.module}
+    )

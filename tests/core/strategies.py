@@ -91,5 +91,6 @@ FAULTS = st.builds(
     largest=st.floats(0, 1e30),
     in_float32=st.booleans(),
     remedy=st.text(max_size=8),
+    source=st.text(max_size=8),
 )
 DIAGNOSES = st.builds(Diagnosis, st.lists(FAULTS, max_size=2).map(tuple))

@@ -33,6 +33,7 @@ def test_the_text_of_a_fault():
         ({"operation": "data", "role": "input"}, "block/ff: the input holds inf before the model"),
         ({"role": "grad_weight", "phase": "backward"}, "block/ff: matmul made inf in the backward"),
         ({"in_float32": True}, "float32 makes it, too"),
+        ({"source": "net.py:12 (loss)"}, "\n  in net.py:12 (loss)"),
         ({"role": "grad_weight"}, "the gradient of its weight of shape (2, 64) holds it"),
         ({"dtype": "bfloat16"}, "in bfloat16, which ends at 3.38953e+38"),
     ],

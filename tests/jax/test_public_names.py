@@ -19,6 +19,7 @@ NAMES = {
         "autocast",
         "check_skips",
         "clip_by_global_norm",
+        "diagnose",
         "explain",
         "global_norm",
         "loss_scale",

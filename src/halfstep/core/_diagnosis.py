@@ -17,7 +17,8 @@ _WORDS = {
     "cast": "{module}: {what} became {kind} in the {phase} pass, in the cast to {range}",
 }
 _HELD = "{what} of shape {shape} holds it; the largest number that went in was {largest:g}"
-_IN_FLOAT32 = "float32 makes it, too: look at the learning rate, the data and the initial values"
+_IN_FLOAT32 = "float32 makes it, too"
+_LOOK = ": look at the learning rate, the data and the initial values"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Fault:
         largest: The largest finite magnitude that went in.
         in_float32: Whether the same model in float32 makes it, too.
         remedy: What to write instead, to be pasted; empty where nothing is known.
+        source: The line that it came from, as "file:line (function)"; empty where it is not known.
 
     Example:
         >>> fault = Fault("expand", "matmul", "forward", "output", "inf", "float16", (2, 8), 1200.0)
@@ -57,6 +59,7 @@ class Fault:
     largest: float
     in_float32: bool = False
     remedy: str = ""
+    source: str = ""
 
     @property
     def limit(self) -> float:
@@ -85,8 +88,10 @@ class Fault:
             "range": f"{self.dtype}, which ends at {self.limit:g}",
         }
         lines = [_WORDS.get(self.operation, _MADE).format(**words), f"  {_HELD.format(**words)}"]
+        if self.source:
+            lines.append(f"  in {self.source}")
         if self.in_float32:
-            lines.append(f"  {_IN_FLOAT32}")
+            lines.append(f"  {_IN_FLOAT32}{'' if self.remedy else _LOOK}")
         if self.remedy:
             lines.extend(f"  {line}" for line in ["write:", *self.remedy.splitlines()])
         return "\n".join(lines)

@@ -10,6 +10,7 @@ if find_spec("jax") is None:
     )
 
 from halfstep.jax._autocast import autocast as autocast
+from halfstep.jax._diagnose import diagnose as diagnose
 from halfstep.jax._explain import Explanation as Explanation
 from halfstep.jax._explain import OperationRow as OperationRow
 from halfstep.jax._explain import explain as explain
@@ -44,6 +45,7 @@ __all__ = [
     "autocast",
     "check_skips",
     "clip_by_global_norm",
+    "diagnose",
     "explain",
     "global_norm",
     "loss_scale",

@@ -24,6 +24,7 @@ from halfstep.jax._private import eval_jaxpr
 from halfstep.jax._region import bounded, initial_scale
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_MADE = "__halfstep_autocast__"
 _COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -104,7 +105,15 @@ def autocast(
             program = traced(called, ((*owner, *args), kwargs), is_real)
         return program.finish(_run(program, chosen, scale, nested=nested))
 
+    run.__dict__[_MADE] = True
     return run
+
+
+def is_cast(function: Any) -> bool:
+    """Returns whether `autocast` made a function, which may be wrapped by others such as `jit`."""
+    while not hasattr(function, _MADE) and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return hasattr(function, _MADE)
 
 
 def parts(function: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -44,6 +44,20 @@ def taken_apart(tree: Any) -> Held:
     return _of_nnx(tree, nnx)
 
 
+def leaves_with_path(tree: Any) -> list[tuple[Any, Any]]:
+    """Returns the leaves of arguments without modules, with where they are in those with them."""
+    found: list[tuple[Any, Any]] = jax.tree_util.tree_leaves_with_path(taken_apart(tree).tree)
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None or not any(map(_is_module(nnx), _leaves(tree, nnx))):
+        return found
+    outer = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_module(nnx))
+    return [((*outer[_number(at[1])][0], *at[2:]), leaf) for at, leaf in found]
+
+
+def _number(key: Any) -> int:
+    return int(key.idx if hasattr(key, "idx") else key.key)
+
+
 def _is_module(nnx: Any) -> Callable[[Any], bool]:
     return lambda leaf: isinstance(leaf, nnx.Module | nnx.Variable | nnx.Rngs | nnx.Optimizer)
 

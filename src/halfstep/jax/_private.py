@@ -4,6 +4,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ _NEEDED = (
     "linear_util.wrap_init",
     "source_info_util.current_name_stack",
     "source_info_util.user_context",
+    "source_info_util.user_frames",
 )
 
 
@@ -64,7 +66,11 @@ _context = found("config.trace_context")
 _wrap = found("linear_util.wrap_init")
 _names = found("source_info_util.current_name_stack")
 _user_context = found("source_info_util.user_context")
+_user_frames = found("source_info_util.user_frames")
+_OURS = str(Path(__file__).parents[1])
 
+# What JAX itself puts there, around what `checkpoint` computes again.
+_NO_SCOPES = ("", "rematted_computation")
 # Such as `transpose(jvp(encoder))`, which runs for the module `encoder`.
 _TRANSFORMED = re.compile(r"\w+\(([^()]*)\)")
 
@@ -106,7 +112,22 @@ def scope(equation: Any) -> str:
     text, count = str(equation.source_info.name_stack), 1
     while count:
         text, count = _TRANSFORMED.subn(r"\1", text)
-    return ".".join(filter(None, text.split("/")))
+    return ".".join(each for each in text.split("/") if each not in _NO_SCOPES)
+
+
+def is_transposed(equation: Any) -> bool:
+    """Returns whether an equation was made by going backward."""
+    return "transpose(" in str(equation.source_info.name_stack)
+
+
+def source(equation: Any) -> str:
+    """Returns the line from which an equation was traced, as `file:line (function)`."""
+    frames = _user_frames(equation.source_info.traceback)
+    others = [each for each in frames if not each.file_name.startswith(_OURS)]
+    own = [each for each in others if "site-packages" not in each.file_name]
+    for frame in own or others:
+        return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+    return ""
 
 
 def bind(equation: Any, arrays: Sequence[Any], **changes: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from jax import numpy as jnp
 
 from halfstep.jax._interpret._values import ELIGIBLE, FLOAT32, Value, is_low, widest
 from halfstep.jax._ops import BOUNDING, FAMILY_OF, SPREADING, plain_name
-from halfstep.jax._private import bind
+from halfstep.jax._private import bind, located
 
 
 def run_in(
@@ -30,10 +30,11 @@ def run_in(
     if name in SPREADING and _spreads(equation, operands[0]):
         return _spread(equation, operands, floats, operands[0].dtype if dtype is None else dtype)
     shape = equation.outvars[0].aval.shape if FAMILY_OF.get(name) == "pointwise" else None
-    arrays = [
-        _cast(each, dtype, shape, name) if is_float and dtype is not None else each.array
-        for each, is_float in zip(operands, floats, strict=True)
-    ]
+    with located(equation):
+        arrays = [
+            _cast(each, dtype, shape, name) if is_float and dtype is not None else each.array
+            for each, is_float in zip(operands, floats, strict=True)
+        ]
     return bind(equation, arrays, **_preferred(equation, dtype))
 
 

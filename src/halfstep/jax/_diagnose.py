@@ -1,0 +1,84 @@
+"""Which operation of a function made the first inf or NaN, and what to write instead."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from halfstep.core import Diagnosis, Fault
+from halfstep.errors import UsageError
+from halfstep.jax._diagnosing import _flow as _flow
+from halfstep.jax._diagnosing._programs import Program, forward, run, with_gradient
+from halfstep.jax._diagnosing._remedy import Trial
+from halfstep.jax._diagnosing._run import Key, Run
+from halfstep.jax._diagnosing._verdict import faults, keys_of, told
+from halfstep.jax._interpret import FLOAT32
+
+
+def diagnose(
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    argnums: int | Sequence[int] | None = None,
+    **kwargs: Any,
+) -> Diagnosis:
+    """Returns which operation made the first inf or NaN, in which scope, and what to write instead.
+
+    The function is traced, and the program goes through its operations one by one, on the values
+    that it is given: forward, and if everything is finite there, with its gradient. Where there is
+    a fault, it runs in float32 as well, to tell whether low precision is to blame, and with the
+    remedies. A module of a fault is the `jax.named_scope` that it stands in, or the function.
+
+    Args:
+        function: The function, such as a loss; it may be jitted, or made by `autocast`. Its
+            gradient is that of its first result if that is a real number, and else that of the sum
+            of all results. One that takes gradients itself is not differentiated again.
+        args: What it is called with, in which the numbers that went wrong are.
+        argnums: With regard to which arguments gradients are taken, as for `jax.grad`. Default: all
+            real numbers. None are with `()`.
+        kwargs: The arguments by name.
+
+    Raises:
+        UsageError: It is no function, or it has no gradient and `argnums` does not say so.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> def loss(x):
+        ...     with jax.named_scope("safe_norm"):
+        ...         return jnp.where(x > 0, jnp.sqrt(x), 0).sum()
+        >>> fault = diagnose(loss, jnp.array([4.0, 0.0])).first
+        >>> fault.module, fault.operation, fault.phase
+        ('safe_norm', 'div', 'backward')
+        >>> print(fault.remedy)
+        safe = jnp.where(h > 0, h, 1)  # h is what goes into sqrt
+        jnp.where(h > 0, jnp.sqrt(safe), 0)
+    """
+    if not callable(function):
+        raise UsageError(
+            f"diagnose needs a function, got {function!r}. Write diagnose(function, *arguments),"
+            " without calling the function."
+        )
+    program = forward(function, args, kwargs)
+    name = getattr(function, "__name__", type(function).__name__)
+    first, found = _look(program, program, name)
+    both = with_gradient(program, _numbers(argnums)) if first.finite else None
+    if both is not None:
+        known = frozenset(each.key for each in first.made)
+        found += _look(both, program, name, known)[1]
+    return Diagnosis(tuple(found))
+
+
+def _numbers(argnums: int | Sequence[int] | None) -> Sequence[int] | None:
+    return (argnums,) if isinstance(argnums, int) else argnums
+
+
+def _look(
+    program: Program, written: Program, name: str, known: frozenset[Key] = frozenset()
+) -> tuple[Run, list[Fault]]:
+    """Returns how a program ran, and its faults; what is known is not told again."""
+    done = run(program, known=known)
+    if not done.made:
+        return done, []
+    in_float32 = run(program, known=known, formats=lambda path: FLOAT32)
+    found = faults(done, in_float32)
+    keys = keys_of(in_float32)
+    trial = Trial(program, written, known, tuple(found), keys, program.cast)
+    return done, [told(each, name, in_float32, trial.remedy(each)) for each in found]

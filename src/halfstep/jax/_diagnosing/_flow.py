@@ -1,0 +1,97 @@
+"""Calls, branches and loops, which are gone through as they run."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import numpy as jnp
+from jax.extend.core import ClosedJaxpr
+
+from halfstep.jax._diagnosing._made import Value, value
+from halfstep.jax._diagnosing._run import HANDLERS, Handler, Place, Run
+from halfstep.jax._linear import linear_p
+
+
+def _handles(*names: str) -> Callable[[Handler], Handler]:
+    def register(handler: Handler) -> Handler:
+        HANDLERS.update(dict.fromkeys(names, handler))
+        return handler
+
+    return register
+
+
+@_handles(
+    *("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"),
+    *("custom_jvp_call", "custom_vjp_call"),
+)
+def run_call(run: Run, equation: Any, operands: list[Value], place: Place) -> list[Value]:
+    """Goes through a program that is called."""
+    params = equation.params
+    called = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
+    closed = called if isinstance(called, ClosedJaxpr) else ClosedJaxpr(called, ())
+    return run.closed(closed, operands, place.inside(equation))
+
+
+@_handles(linear_p.name)
+def run_linear(run: Run, equation: Any, operands: list[Value], place: Place) -> list[Value]:
+    """Goes through the derivative of a region, with what scales it."""
+    linear = functools.partial(linear_p.impl, **equation.params)
+    specs = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in equation.invars]
+    closed = jax.make_jaxpr(linear)(*specs)
+    return run.closed(closed, operands, place.inside(equation))
+
+
+@_handles("cond")
+def run_cond(run: Run, equation: Any, operands: list[Value], place: Place) -> list[Value]:
+    """Goes through the branch that is taken."""
+    index, *given = operands
+    branches = equation.params["branches"]
+    taken = min(max(int(index.array), 0), len(branches) - 1)
+    return run.closed(branches[taken], given, place.inside(equation))
+
+
+@_handles("while")
+def run_while(run: Run, equation: Any, operands: list[Value], place: Place) -> list[Value]:
+    """Goes through a loop, turn by turn."""
+    params, inside = equation.params, place.inside(equation)
+    first = params["cond_nconsts"]
+    last = first + params["body_nconsts"]
+    tested, looped, carry = operands[:first], operands[first:last], operands[last:]
+    while run.closed(params["cond_jaxpr"], [*tested, *carry], inside)[0].array:
+        carry = run.closed(params["body_jaxpr"], [*looped, *carry], inside)
+    return carry
+
+
+@_handles("scan")
+def run_scan(run: Run, equation: Any, operands: list[Value], place: Place) -> list[Value]:
+    """Goes through a loop over the first axis of arrays, turn by turn."""
+    params, inside = equation.params, place.inside(equation)
+    first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+    consts, carry, whole = operands[:first], operands[first:last], operands[last:]
+    turns, rows = range(params["length"]), list[list[Value]]()
+    for turn in reversed(turns) if params["reverse"] else turns:
+        slices = [_slice(each, turn) for each in whole]
+        out = run.closed(params["jaxpr"], [*consts, *carry, *slices], inside)
+        carry, row = out[: len(carry)], out[len(carry) :]
+        rows.append(row)
+    ordered = rows[::-1] if params["reverse"] else rows
+    stacked = [_stacked(column) for column in zip(*ordered, strict=True)]
+    return [*carry, *(stacked if rows else _empty(equation, len(carry)))]
+
+
+def _slice(each: Value, turn: int) -> Value:
+    return value(each.array[turn], each.origins, varies=each.varies)
+
+
+def _stacked(column: tuple[Value, ...]) -> Value:
+    origins = frozenset(made for each in column for made in each.origins)
+    arrays = [each.array for each in column]
+    # In another format, what a turn hands on as it came is not what the next one computes.
+    if len({each.dtype for each in arrays}) > 1:
+        arrays = [each.astype(jnp.float32) for each in arrays]
+    return value(jnp.stack(arrays), origins, varies=any(each.varies for each in column))
+
+
+def _empty(equation: Any, first: int) -> list[Value]:
+    return [Value(jnp.zeros(var.aval.shape, var.aval.dtype)) for var in equation.outvars[first:]]

@@ -1,0 +1,85 @@
+"""What there is to know of the numbers in an array."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """The numbers of an array on the host.
+
+    Args:
+        values: They themselves.
+    """
+
+    values: Any
+
+    @property
+    def dtype(self) -> str:
+        """Their format; that of the parts of complex ones."""
+        return str(jnp.finfo(self.values.dtype).dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        return tuple(self.values.shape)
+
+    @property
+    def kind(self) -> str:
+        """What is not finite, in words.
+
+        Example:
+            >>> Numbers(np.array([np.inf, 1.0, np.nan])).kind
+            'inf and nan'
+        """
+        words = {"inf": np.isinf(self.values), "nan": np.isnan(self.values)}
+        return " and ".join(word for word, where in words.items() if where.any())
+
+    @property
+    def finite(self) -> bool:
+        """Whether all of them are."""
+        return bool(np.isfinite(self.values).all())
+
+    @property
+    def is_real(self) -> bool:
+        """Whether they are no complex numbers."""
+        return not np.iscomplexobj(self.values)
+
+    @property
+    def only_minus_inf(self) -> bool:
+        """Whether what is not finite is what masks are made of."""
+        return bool((np.isfinite(self.values) | np.isneginf(self.values)).all())
+
+
+def numbers(value: Any) -> Numbers | None:
+    """Returns the numbers of an array, None where there are none that could be inf or NaN.
+
+    Example:
+        >>> numbers(np.ones(2, "float16")).dtype, numbers(np.ones(2, "int32"))
+        ('float16', None)
+    """
+    if not isinstance(value, jax.Array | np.ndarray | np.generic) or not is_inexact(value.dtype):
+        return None
+    return Numbers(np.asarray(value))
+
+
+def is_inexact(dtype: Any) -> bool:
+    """Returns whether a dtype is one of real or complex numbers."""
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def largest(values: Iterable[Numbers]) -> float:
+    """Returns the largest finite magnitude, 0 where there is none.
+
+    Example:
+        >>> largest([Numbers(np.array([np.inf, -3.0]))])
+        3.0
+    """
+    arrays = [each.values for each in values]
+    finite = [np.abs(each[np.isfinite(each)]) for each in arrays]
+    return max((float(each.max()) for each in finite if each.size), default=0.0)
