@@ -7,6 +7,7 @@ import pytest
 
 from halfstep.core import subscribe
 from halfstep.keras import LossScaleOptimizer
+from halfstep.keras._loops import watch_loops
 from halfstep.keras._watch import Models, watch
 from tests.keras.policies import keras, nothing_left  # noqa: F401
 
@@ -148,3 +149,28 @@ def test_it_ends():
     end()
     end()
     assert [getattr(keras.Model, name) for name in methods] == before
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="other backends build before they compile")
+@pytest.mark.parametrize("kind", [keras.optimizers.LossScaleOptimizer, LossScaleOptimizer])
+def test_an_optimizer_that_a_compiled_loop_builds(told, kind):
+    import tensorflow as tf
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    inputs, targets = map(tf.constant, data())
+    optimizer = kind(keras.optimizers.SGD(0.01))
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(inputs) - targets) ** 2)
+            scaled = optimizer.scale_loss(loss)
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(scaled, variables), variables)
+
+    end = watch_loops()
+    for _ in range(3):
+        step()
+    end()
+    assert [values["record"].skipped for values in told.all("step")] == [False] * 3
+    assert told.all("update")[-1]["scale"] == 2.0**15

@@ -29,7 +29,7 @@ class SkippedStepsWarning(UserWarning):
 
 def tell_skips(
     owner: str, limit: int | None, before: int, now: int, because: Callable[[], str]
-) -> None:
+) -> bool:
     """Warns ever more rarely while steps are skipped, or raises an error if asked to.
 
     Args:
@@ -40,11 +40,15 @@ def tell_skips(
         now: How many are by now.
         because: Returns why, and what to do about it; only asked when there is something to say.
 
+    Returns:
+        Whether it warned.
+
     Raises:
         NonFiniteError: If the limit is reached.
 
     Example:
         >>> tell_skips("GradScaler", None, 23, 24, lambda: "because they overflowed")
+        False
         >>> tell_skips("GradScaler", 3, 2, 3, lambda: "because they overflowed")
         Traceback (most recent call last):
         halfstep.errors.NonFiniteError: GradScaler needs fewer than max_consecutive_skips=3 \
@@ -55,9 +59,11 @@ skipped steps in a row, got 3, because they overflowed
             f"{owner} needs fewer than max_consecutive_skips={limit} skipped steps in a row, got "
             f"{now}, {because()}"
         )
-    if _level(now) > _level(before):
+    is_due = _level(now) > _level(before)
+    if is_due:
         text = f"{now} optimizer steps in a row were skipped, {because()}"
         warnings.warn(SkippedStepsWarning(text), stacklevel=levels_to_user())
+    return is_due
 
 
 def _level(row: int) -> int:

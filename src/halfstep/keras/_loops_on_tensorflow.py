@@ -9,7 +9,7 @@ from halfstep.core import emit, replace
 from halfstep.keras import _loops
 from halfstep.keras._patches import Undo
 from halfstep.keras._private import tensorflow as tf
-from halfstep.keras._readings import Reading, reading
+from halfstep.keras._readings import Reading, first_reading, reading
 from halfstep.keras._watch import inside, tell_steps
 
 
@@ -46,7 +46,7 @@ class Loop(_loops.Loop):
         if not tf.inside_function():
             tell_steps(optimizer, before, after)
         with tf.init_scope():
-            self._optimizers.setdefault(optimizer, reading(optimizer))
+            self._optimizers.setdefault(optimizer, _known_now(optimizer))
 
     def _gradient(
         self, original: Callable[..., Any], tape: Any, target: Any, *args: Any, **kwargs: Any
@@ -88,3 +88,11 @@ class Loop(_loops.Loop):
         if told:
             emit("loss", value=float(value), source="keras")
             self._kept.assign([0.0, 0.0])
+
+
+def _known_now(optimizer: Any) -> Reading:
+    """Returns what an optimizer has come to; one that is being built has come to nothing."""
+    # What a traced function creates has no value before the function runs.
+    if all(each.value.is_initialized() for each in optimizer.variables):
+        return reading(optimizer)
+    return first_reading(optimizer)

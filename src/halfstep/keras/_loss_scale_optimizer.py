@@ -260,7 +260,7 @@ class LossScaleOptimizer(OldNames, keras.optimizers.LossScaleOptimizer):
         super().finalize_variable_values(var_list)
         # An error that ends the training may have left the variables without values.
         if self.built and sys.exc_info()[0] is None:
-            self.check_skips()
+            self._standstill.finish(self.counts, self.nonfinite)
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Keeps the inner optimizer from decaying some variables.
@@ -278,6 +278,7 @@ class LossScaleOptimizer(OldNames, keras.optimizers.LossScaleOptimizer):
             store: The values by their numbers.
         """
         super().load_own_variables(with_counters(store, self))
+        self._standstill.restart(self.counts)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the settings: those of Keras, and others where they are not the default."""

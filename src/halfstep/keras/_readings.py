@@ -90,5 +90,14 @@ def reading(
         found["scale"] = values(scale)
     if cell is not None:
         found["asked"] = cell.steps(values)
-    known = Reading(scale=getattr(optimizer, "initial_scale", 1.0))
-    return replace(known, **{name: read(value) for name, value in found.items()})
+    return replace(first_reading(optimizer), **{name: read(value) for name, value in found.items()})
+
+
+def first_reading(optimizer: Any) -> Reading:
+    """Returns what an optimizer that has no variables yet has come to.
+
+    Example:
+        >>> first_reading(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())).scale
+        32768.0
+    """
+    return Reading(scale=getattr(optimizer, "initial_scale", 1.0))

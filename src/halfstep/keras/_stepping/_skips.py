@@ -1,5 +1,6 @@
 """Skipped steps: how many, and when to speak about them."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,15 @@ from typing import Any
 import numpy
 from keras import ops
 
-from halfstep.core import Culprits, LossScale, ScaleState, culprits_text, tell_skips
+from halfstep.core import (
+    Culprits,
+    LossScale,
+    ScaleState,
+    SkippedStepsWarning,
+    culprits_text,
+    levels_to_user,
+    tell_skips,
+)
 from halfstep.errors import NonFiniteError
 from halfstep.keras._stepping._backend import backend
 
@@ -42,13 +51,32 @@ class Standstill:
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
-        self._row = 0
+        self.restart(StepCounts(0, 0, 0, 1.0))
+
+    def restart(self, counts: StepCounts) -> None:
+        """Notes that what was counted so far belongs to an earlier training."""
+        self._row, self._told, self._finished = 0, False, counts
 
     def tell(self, counts: StepCounts, names: Culprits) -> None:
         """Speaks about the steps that were skipped in a row, if there is something new to say."""
         before, self._row = self._row, counts.consecutive_skips
-        why = f"because gradients were not finite at loss scale {counts.scale:g}. {_advice(names)}"
-        tell_skips("LossScaleOptimizer", self.limit, before, self._row, lambda: why)
+        why = _because(counts, names)
+        spoke = tell_skips("LossScaleOptimizer", self.limit, before, self._row, lambda: why)
+        self._told = spoke or (self._told and self._row >= before)
+
+    def finish(self, counts: StepCounts, names: Culprits) -> None:
+        """Speaks at the end of a training, too, if most of its steps and the last were skipped."""
+        before = self._finished
+        self.tell(counts, names)
+        steps, skipped = counts.steps - before.steps, counts.skipped - before.skipped
+        if self._row and 2 * skipped > steps and not self._told:
+            text = f"{skipped} of {steps} optimizer steps were skipped, {_because(counts, names)}"
+            warnings.warn(SkippedStepsWarning(text), stacklevel=levels_to_user())
+        self._told, self._finished = False, counts
+
+
+def _because(counts: StepCounts, names: Culprits) -> str:
+    return f"because gradients were not finite at loss scale {counts.scale:g}. {_advice(names)}"
 
 
 def refuse_floor(rule: LossScale, before: ScaleState, names: Culprits) -> None:
