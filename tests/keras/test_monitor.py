@@ -75,7 +75,7 @@ def test_without_a_callback_that_waits(way):
     model = model_of(scaled(), **WAYS[way])
     monitor = Monitor(every=1)
     fit(model, [monitor], overflowing(2, 7))
-    assert [each.batch for each in monitor.summary.skips] == [2, 7]
+    assert [(each.first_batch, each.batch) for each in monitor.summary.skips] == [(2, 2), (7, 7)]
     assert (monitor.summary.steps, monitor.summary.skipped) == (8, 2)
 
 
@@ -102,7 +102,10 @@ def test_looks_every_so_many_batches_and_at_the_end(every, monkeypatch):
     )
     fit(model, [monitor, seen], overflowing(0, 1))
     assert looks == {3: [2, 5, 7], 8: [7, 7], 100: [7]}[every]
-    assert monitor.summary.skips[0].skipped == 2
+    (skips,) = monitor.summary.skips
+    first, last = {3: (0, 2), 8: (0, 7), 100: (0, 7)}[every]
+    assert (skips.skipped, skips.first_batch, skips.batch) == (2, first, last)
+    assert str(skips).startswith(f"epoch 1, batches {first + 1} to {last + 1}: 2 skipped")
     assert seen.batches[0] == (1024.0, 0)
     assert seen.batches[-1] == ((1024.0, 0) if every == 100 else (256.0, 2))
 
@@ -121,7 +124,8 @@ def test_several_steps_per_execution(way):
     monitor = Monitor(every=1)
     history = fit(model, [monitor], overflowing(1))
     assert history.history["skipped_steps"] == [1]
-    assert (monitor.summary.steps, monitor.summary.skips[0].batch) == (8, 2)
+    assert monitor.summary.steps == 8
+    assert str(monitor.summary.skips[0]).startswith("epoch 1, batches 1 to 3: 1 skipped")
 
 
 @pytest.mark.parametrize("way", WAYS)

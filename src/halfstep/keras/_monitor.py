@@ -100,7 +100,7 @@ class Monitor(keras.callbacks.Callback):
             self._start = self._now = self._source.read(0)
         self._epoch = epoch
         self._ended = []
-        self._seen, self._due = -1, self.every
+        self._seen, self._due, self._looked = -1, self.every, -1
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Looks at the step before, if it is due and was not done at its end.
@@ -154,10 +154,11 @@ class Monitor(keras.callbacks.Callback):
     def _look(self, batch: int) -> None:
         assert self._source is not None
         before, self._now = self._now, self._source.read(self._batches + batch + 1)
+        first, self._looked = min(self._looked + 1, batch), batch
         skipped = self._now.skipped - before.skipped
         if skipped > 0:
             names = self._source.culprits()
-            skips = SkippedSteps(self._epoch, batch, skipped, self._now.scale, names)
+            skips = SkippedSteps(self._epoch, batch, skipped, self._now.scale, names, first)
             self._skips.append(skips)
             _log.info("%s", skips)
 
