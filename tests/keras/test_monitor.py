@@ -151,6 +151,44 @@ def test_without_a_loss_scale_nothing_is_skipped(factor):
     assert str(monitor.summary) == f"8 steps, 0 skipped, loss scale now {scale:g}"
 
 
+class Pair(keras.Sequential):
+    """A model with two optimizers besides that of `compile`."""
+
+    def compile(self, optimizers):
+        super().compile(LossScaleOptimizer(keras.optimizers.SGD()), run_eagerly=True)
+        self.one, self.two = optimizers
+
+    def train_step(self, data):
+        trained = self.trainable_variables
+        for optimizer in (self.one, self.two):
+            scale = getattr(optimizer, "loss_scale", 1.0)
+            optimizer.apply([data[0][0, 0] * scale * keras.ops.ones_like(v) for v in trained])
+        return {"rest": keras.ops.zeros(())}
+
+
+def pair_of(*optimizers):
+    model = Pair([keras.Input((4,)), keras.layers.Dense(1, name="dense")], name="pair")
+    model.compile(optimizers)
+    for each in optimizers:
+        each.build(model.trainable_variables)
+    return model
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="a step on JAX has one optimizer")
+def test_the_optimizers_count_that_take_steps():
+    model, monitor = pair_of(scaled(), keras.optimizers.SGD(0.0, loss_scale_factor=4.0)), Monitor()
+    fit(model, [monitor])
+    assert str(monitor.summary) == "16 steps, 0 skipped, loss scale now 4"
+    small = LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=256.0)
+    model, monitor = pair_of(scaled(), small), Monitor(every=1)
+    history = fit(model, [monitor], overflowing(2, 5))
+    summary = monitor.summary
+    assert (summary.steps, summary.skipped, summary.scale) == (16, 4, 64.0)
+    assert [(each.batch, each.skipped) for each in summary.skips] == [(2, 2), (5, 2)]
+    assert dict(summary.skips[1].nonfinite).keys() == {"pair/dense/kernel", "pair/dense/bias"}
+    assert [history.history[name] for name in NAMES] == [[64.0], [4]]
+
+
 def test_a_second_fit_goes_on_counting_but_has_its_own_summary():
     model, monitor = model_of(scaled()), Monitor()
     fit(model, [monitor], overflowing(2))

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from halfstep.errors import UsageError
-from halfstep.keras._monitoring._readings import Reading, Source, source_of
+from halfstep.keras._monitoring._readings import Reading, Several, Source, source_of
 from halfstep.keras._monitoring._summary import SkippedSteps, TrainingSummary
 
 _KEPT = 1000
@@ -26,7 +26,8 @@ class Monitor(keras.callbacks.Callback):
     gradients were not finite is in `summary`, and in Python's log "halfstep.keras" at level INFO.
 
     With another optimizer than `halfstep.keras.LossScaleOptimizer` the names of variables are not
-    known, and without a loss scale nothing is skipped: the scale is 1.
+    known, and without a loss scale nothing is skipped: the scale is 1. Of a model with several
+    optimizers, those count that were asked for steps: the sums, and the lowest scale.
 
     Args:
         every: After how many batches to look at the optimizer, which waits for the device; at the
@@ -82,7 +83,7 @@ class Monitor(keras.callbacks.Callback):
         Args:
             logs: Nothing.
         """
-        self._source: Source | None = None
+        self._source: Source | Several | None = None
         self._batches = 0
         self._skips.clear()
         self._thread = threading.get_ident()
