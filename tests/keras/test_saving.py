@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 
-from halfstep.keras import LossScaleOptimizer, MasterOptimizer
+from halfstep.keras import LossScaleOptimizer, MasterOptimizer, set_global_policy
 from tests.keras.loops import BACKEND, array, numbers, values_of, variable
 
 X = np.random.RandomState(0).randn(32, 4).astype("float32")
@@ -143,3 +143,19 @@ def test_keys_of_a_map_that_match_with_and_without_the_name_of_the_model(build, 
     for each in (model, again):
         dtypes = {layer.name: layer.compute_dtype for layer in each.layers if layer.weights}
         assert dtypes == {"body_1": "float16", "head": "float32"}
+
+
+def test_keras_alone_continues_with_the_state_of_the_inner_optimizer(tmp_path):
+    set_global_policy("mixed_float16")
+    model = sequential()
+    model.compile("adam", "mse")
+    model.fit(X, Y, batch_size=8, verbose=0)
+    model.save(tmp_path / "model.keras")
+    set_global_policy("float32")
+    keras.config.set_dtype_policy("mixed_float16")
+    with pytest.warns(UserWarning, match="Skipping variable loading for optimizer"):
+        again = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(again.optimizer) is keras.optimizers.LossScaleOptimizer
+    inner = [values_of(each.optimizer.inner_optimizer) for each in (model, again)]
+    for ours, theirs in zip(*inner, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
