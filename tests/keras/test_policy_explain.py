@@ -104,6 +104,11 @@ def test_a_subclassed_model_needs_inputs():
     assert told["head"].kept_wide == (f"all of it: {SMALL}",)
 
 
+def test_what_is_no_model():
+    with pytest.raises(UsageError, match=r"got 3\. Write explain\(model, inputs\)"):
+        explain(3, noise(4)[0])
+
+
 def test_the_table():
     set_global_policy("mixed_float16")
     model = classifier()

@@ -86,7 +86,7 @@ def explain(model: Any, *inputs: Any) -> Explanation:
         inputs: What it is called with, or arrays like it. A functional model needs none.
 
     Raises:
-        UsageError: It needs inputs.
+        UsageError: It is no model or layer, or needs inputs.
 
     Example:
         >>> import keras
@@ -99,7 +99,7 @@ def explain(model: Any, *inputs: Any) -> Explanation:
         >>> set_global_policy("float32")
     """
     seen: dict[int, _Seen] = {}
-    specs = _specs(model, inputs)
+    specs = _specs(_checked(model), inputs)
     with _watched(seen):
         backend.compute_output_spec(_with_dtypes(model), *specs)
     layers = {id(each): each for each in model._flatten_layers() if _is_told(each)}
@@ -107,6 +107,14 @@ def explain(model: Any, *inputs: Any) -> Explanation:
     rows = tuple(_row(layers[key], seen.get(key, _Seen())) for key in order)
     added = {_path(layers[key]): seen[key].added[0] for key in order if _adds(seen.get(key))}
     return Explanation(rows, tuple(told_of_training(model, layers.values(), added)))
+
+
+def _checked(model: Any) -> Any:
+    if isinstance(model, Layer):
+        return model
+    raise UsageError(
+        f"explain needs a model or layer of Keras, got {model!r}. Write explain(model, inputs)."
+    )
 
 
 def _specs(model: Any, inputs: tuple[Any, ...]) -> Any:
