@@ -41,6 +41,11 @@ def test_what_else_is_told(changes, text):
     assert text in str(dataclasses.replace(FAULT, **changes))
 
 
+def test_no_number_is_told_where_nothing_finite_went_in():
+    text = str(dataclasses.replace(FAULT, operation="data", role="input", largest=None))
+    assert text.splitlines()[1] == "  its input of shape (2, 64) holds it"
+
+
 def test_the_first_fault_is_told_in_full_and_the_others_in_a_line():
     other = dataclasses.replace(FAULT, module="head", kind="inf and nan")
     lines = str(Diagnosis((FAULT, other))).splitlines()
