@@ -196,6 +196,7 @@ def test_faults_that_follow():
         ({"model": "net"}, r"needs a model or layer of Keras, got 'net'.*Write diagnose\("),
         ({"targets": ones(2, 1)}, r"needs a loss for its targets.*Write .*loss=\"mse\""),
         ({"loss": "mse"}, r"needs targets for its loss, got loss='mse'.*Write diagnose\("),
+        ({"inputs": ones(0, 4)}, r"got inputs of shape \(0, 4\). Write diagnose\("),
         ({"loss": "nope", "targets": ones(2, 1)}, r"got 'nope'. Write loss=\"mse\""),
         ({"loss": {"a": 3}, "targets": ones(2, 1)}, r"needs a loss of Keras.*got 3"),
         ({"loss_scale": 0.0}, r"needs a loss_scale above zero, got 0.0.*Write loss_scale="),

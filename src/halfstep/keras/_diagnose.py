@@ -42,8 +42,8 @@ def diagnose(
         training: Whether layers run as in training; without a word they do where there are targets.
 
     Raises:
-        UsageError: There are targets without a loss, or a loss without targets; the model is no
-            layer; the loss scale is not above zero.
+        UsageError: There are targets without a loss, or a loss without targets; the loss is none;
+            the model is no layer; the batch is empty; the loss scale is not above zero.
 
     Example:
         >>> import keras, numpy
@@ -102,10 +102,21 @@ def _case(model: Any, inputs: Any, targets: Any, loss: Any, training: bool | Non
             " Write diagnose(model, inputs)."
         )
     inputs, targets = (keras.tree.map_structure(_tensor, each) for each in (inputs, targets))
+    _refuse_empty(inputs)
     _build(model, inputs)
     compare, name = loss_of(model, inputs, targets, loss)
     training = targets is not None if training is None else training
     return Case(model, inputs, targets, compare, name, training)
+
+
+def _refuse_empty(inputs: Any) -> None:
+    for each in keras.tree.flatten(inputs):
+        shape = tuple(getattr(each, "shape", ()))
+        if shape[:1] == (0,):
+            raise UsageError(
+                f"diagnose needs a batch with something in it, got inputs of shape {shape}."
+                " Write diagnose(model, inputs[:32]) with the inputs that went wrong."
+            )
 
 
 def _tensor(value: Any) -> Any:
