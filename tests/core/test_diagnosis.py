@@ -53,6 +53,13 @@ def test_the_first_fault_is_told_in_full_and_the_others_in_a_line():
     assert lines[-1].startswith("after it: head: matmul made inf and nan in the forward pass")
 
 
+def test_the_loss_scale_is_told():
+    assert str(Diagnosis(loss_scale=256.0)) == "no inf and no NaN at loss scale 256"
+    lines = str(Diagnosis((FAULT,), 65536.0)).splitlines()
+    assert lines == [*str(FAULT).splitlines(), "at loss scale 65536"]
+    assert Diagnosis(loss_scale=256.0).to_dict() == {"faults": [], "loss_scale": 256.0}
+
+
 def test_plain_data():
     data = Diagnosis((FAULT,)).to_dict()
     assert json.loads(json.dumps(data)) == data

@@ -103,6 +103,8 @@ class Diagnosis:
 
     Args:
         faults: All of them.
+        loss_scale: The loss scale at which they happened, or the largest without any; None where
+            there was no loss.
 
     Example:
         >>> diagnosis = Diagnosis()
@@ -113,6 +115,7 @@ class Diagnosis:
     """
 
     faults: tuple[Fault, ...] = ()
+    loss_scale: float | None = None
 
     @property
     def first(self) -> Fault | None:
@@ -126,20 +129,22 @@ class Diagnosis:
         return self.faults[0] if self.faults else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the faults as plain data.
+        """Returns the faults and the loss scale as plain data.
 
         Example:
             >>> Diagnosis().to_dict()
-            {'faults': []}
+            {'faults': [], 'loss_scale': None}
         """
-        return {"faults": [each.to_dict() for each in self.faults]}
+        faults = [each.to_dict() for each in self.faults]
+        return {"faults": faults, "loss_scale": self.loss_scale}
 
     def __bool__(self) -> bool:
         return bool(self.faults)
 
     def __str__(self) -> str:
+        scale = "" if self.loss_scale is None else f"at loss scale {self.loss_scale:g}"
         if not self.faults:
-            return "no inf and no NaN"
+            return f"no inf and no NaN {scale}".rstrip()
         first, *others = self.faults
         also = [f"after it: {str(each).splitlines()[0]}" for each in others]
-        return "\n".join([str(first), *also])
+        return "\n".join(filter(None, [str(first), *also, scale]))
