@@ -23,7 +23,7 @@ _OPERATORS = {
     "truediv": "divide",
     "pow": "power",
 }
-_MODULES = ("backend.numpy", "backend.nn", "backend.math", "backend.linalg")
+_MODULES = ("backend.numpy", "backend.nn", "backend.math", "backend.linalg", "backend.random")
 
 Around = Callable[[Place, Callable[..., Any], Any, Any], Any]
 
