@@ -42,11 +42,23 @@ def test_what_else_is_told(changes, text):
     assert text in str(dataclasses.replace(FAULT, **changes))
 
 
+def test_no_number_is_told_where_nothing_finite_went_in():
+    text = str(dataclasses.replace(FAULT, operation="data", role="input", largest=None))
+    assert text.splitlines()[1] == "  its input of shape (2, 64) holds it"
+
+
 def test_the_first_fault_is_told_in_full_and_the_others_in_a_line():
     other = dataclasses.replace(FAULT, module="head", kind="inf and nan")
     lines = str(Diagnosis((FAULT, other))).splitlines()
     assert lines[:-1] == str(FAULT).splitlines()
     assert lines[-1].startswith("after it: head: matmul made inf and nan in the forward pass")
+
+
+def test_the_loss_scale_is_told():
+    assert str(Diagnosis(loss_scale=256.0)) == "no inf and no NaN at loss scale 256"
+    lines = str(Diagnosis((FAULT,), 65536.0)).splitlines()
+    assert lines == [*str(FAULT).splitlines(), "at loss scale 65536"]
+    assert Diagnosis(loss_scale=256.0).to_dict() == {"faults": [], "loss_scale": 256.0}
 
 
 def test_plain_data():

@@ -77,6 +77,8 @@ def test_inputs_that_are_not_finite(value):
     assert fault.in_float32
     kind = "nan" if np.isnan(value) else "inf"
     assert str(fault).startswith(f"inputs['b']: the input holds {kind} before the model computes")
+    assert fault.largest is None
+    assert "largest" not in str(fault)
 
 
 def test_targets_and_variables_that_are_not_finite():

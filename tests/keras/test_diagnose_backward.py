@@ -105,6 +105,25 @@ def test_the_scale_of_the_optimizer():
     assert diagnose(model, ones(2, 4), ones(2, 1)).first.largest == 32.0
 
 
+@pytest.mark.parametrize("kind", [LossScaleOptimizer, keras.optimizers.LossScaleOptimizer])
+def test_the_scale_with_which_a_step_was_skipped(kind):
+    model, batch = gain(), (ones(2, 4), ones(2, 1))
+    model.compile(kind(keras.optimizers.SGD(0.0), initial_scale=64.0), total)
+    model.fit(*batch, epochs=4, verbose=0)
+    scale = float(ops.convert_to_numpy(model.optimizer.dynamic_scale))
+    assert scale < 32.0
+    assert str(diagnose(model, *batch, loss_scale=scale)).endswith(f" at loss scale {scale:g}")
+    found = diagnose(model, *batch)
+    assert (found.loss_scale, found.first.module) == (2 * scale, "body")
+
+
+def test_no_other_scale_is_tried_where_no_step_was_skipped():
+    model, batch = gain(), (ones(2, 4), ones(2, 1))
+    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=2.0), total)
+    model.fit(*batch, verbose=0)
+    assert diagnose(model, *batch).loss_scale == 2.0
+
+
 def test_losses_of_several_outputs():
     inputs = keras.Input((4,))
     hidden = layers.Dense(4, name="body", kernel_initializer="ones")(inputs)

@@ -9,6 +9,7 @@ import halfstep.keras
 from halfstep.keras import diagnose
 from halfstep.keras._diagnosing._layer_text import layer_text
 from tests.keras.faulty import Call, Residual, feed_forward, filled, model_of, ones
+from tests.keras.loops import BACKEND
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +111,27 @@ def test_a_number_for_a_mask():
     number = pasted(fault.remedy)
     assert number == -32752.0
     assert not diagnose(model(number), inputs)
+
+
+WRITTEN = {
+    "after": lambda outside: outside * -1e9,
+    "before": lambda outside: -1e9 * outside,
+    "function": lambda outside: ops.multiply(outside, -1e9),
+}
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+@pytest.mark.parametrize("how", WRITTEN)
+def test_the_number_that_somebody_wrote(how):
+    def mask(scores):
+        return ops.softmax(scores + WRITTEN[how](ops.cast(scores < 0, scores.dtype)))
+
+    masked = model_of(Call(mask, name="mask"))
+    fault = diagnose(masked, -ones(2, 4)).first
+    assert (fault.module, fault.operation, fault.largest) == ("mask", "multiply", 1e9)
+    assert fault.remedy == "-32752  # in place of -1e+09, which float16 cannot hold"
+    # PyTorch multiplies in float32: zero times the number is zero, elsewhere it is NaN.
+    assert bool(diagnose(masked, ones(2, 4))) == (BACKEND != "torch")
 
 
 def test_an_epsilon():

@@ -49,7 +49,7 @@ def state(model):
 
 
 def patched():
-    modules = [found(f"backend.{name}") for name in ("numpy", "nn", "math", "linalg")]
+    modules = [found(f"backend.{name}") for name in ("numpy", "nn", "math", "linalg", "random")]
     return [functions(each) for each in (*modules, Layer, Operation, keras.Variable, keras.Model)]
 
 

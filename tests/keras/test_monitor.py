@@ -75,10 +75,12 @@ def test_without_a_callback_that_waits(way):
     model = model_of(scaled(), **WAYS[way])
     monitor = Monitor(every=1)
     fit(model, [monitor], overflowing(2, 7))
-    assert [each.batch for each in monitor.summary.skips] == [2, 7]
+    assert [(each.first_batch, each.batch) for each in monitor.summary.skips] == [(2, 2), (7, 7)]
     assert (monitor.summary.steps, monitor.summary.skipped) == (8, 2)
 
 
+# Its second training consists of one step, which is skipped.
+@pytest.mark.filterwarnings("ignore::halfstep.core.SkippedStepsWarning")
 @pytest.mark.parametrize("way", WAYS)
 def test_only_the_variables_of_these_steps_are_named(way):
     model = model_of(scaled(), **WAYS[way])
@@ -102,7 +104,10 @@ def test_looks_every_so_many_batches_and_at_the_end(every, monkeypatch):
     )
     fit(model, [monitor, seen], overflowing(0, 1))
     assert looks == {3: [2, 5, 7], 8: [7, 7], 100: [7]}[every]
-    assert monitor.summary.skips[0].skipped == 2
+    (skips,) = monitor.summary.skips
+    first, last = {3: (0, 2), 8: (0, 7), 100: (0, 7)}[every]
+    assert (skips.skipped, skips.first_batch, skips.batch) == (2, first, last)
+    assert str(skips).startswith(f"epoch 1, batches {first + 1} to {last + 1}: 2 skipped")
     assert seen.batches[0] == (1024.0, 0)
     assert seen.batches[-1] == ((1024.0, 0) if every == 100 else (256.0, 2))
 
@@ -121,7 +126,8 @@ def test_several_steps_per_execution(way):
     monitor = Monitor(every=1)
     history = fit(model, [monitor], overflowing(1))
     assert history.history["skipped_steps"] == [1]
-    assert (monitor.summary.steps, monitor.summary.skips[0].batch) == (8, 2)
+    assert monitor.summary.steps == 8
+    assert str(monitor.summary.skips[0]).startswith("epoch 1, batches 1 to 3: 1 skipped")
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -145,6 +151,44 @@ def test_without_a_loss_scale_nothing_is_skipped(factor):
     scale = factor or 1.0
     assert [history.history[name] for name in NAMES] == [[scale], [0]]
     assert str(monitor.summary) == f"8 steps, 0 skipped, loss scale now {scale:g}"
+
+
+class Pair(keras.Sequential):
+    """A model with two optimizers besides that of `compile`."""
+
+    def compile(self, optimizers):
+        super().compile(LossScaleOptimizer(keras.optimizers.SGD()), run_eagerly=True)
+        self.one, self.two = optimizers
+
+    def train_step(self, data):
+        trained = self.trainable_variables
+        for optimizer in (self.one, self.two):
+            scale = getattr(optimizer, "loss_scale", 1.0)
+            optimizer.apply([data[0][0, 0] * scale * keras.ops.ones_like(v) for v in trained])
+        return {"rest": keras.ops.zeros(())}
+
+
+def pair_of(*optimizers):
+    model = Pair([keras.Input((4,)), keras.layers.Dense(1, name="dense")], name="pair")
+    model.compile(optimizers)
+    for each in optimizers:
+        each.build(model.trainable_variables)
+    return model
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="a step on JAX has one optimizer")
+def test_the_optimizers_count_that_take_steps():
+    model, monitor = pair_of(scaled(), keras.optimizers.SGD(0.0, loss_scale_factor=4.0)), Monitor()
+    fit(model, [monitor])
+    assert str(monitor.summary) == "16 steps, 0 skipped, loss scale now 4"
+    small = LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=256.0)
+    model, monitor = pair_of(scaled(), small), Monitor(every=1)
+    history = fit(model, [monitor], overflowing(2, 5))
+    summary = monitor.summary
+    assert (summary.steps, summary.skipped, summary.scale) == (16, 4, 64.0)
+    assert [(each.batch, each.skipped) for each in summary.skips] == [(2, 2), (5, 2)]
+    assert dict(summary.skips[1].nonfinite).keys() == {"pair/dense/kernel", "pair/dense/bias"}
+    assert [history.history[name] for name in NAMES] == [[64.0], [4]]
 
 
 def test_a_second_fit_goes_on_counting_but_has_its_own_summary():

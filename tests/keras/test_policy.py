@@ -5,7 +5,7 @@ import pytest
 from tests.keras.policies import keras, nothing_left  # noqa: F401
 
 from halfstep.core import LossScale, Policy  # isort: skip
-from halfstep.errors import PolicyError
+from halfstep.errors import PolicyError, UsageError
 from halfstep.keras import global_policy, set_global_policy
 
 DTYPES = {
@@ -90,6 +90,7 @@ def test_the_policy_that_keras_was_told_since():
         (None, "got None"),
         ("mixed_float16, rules=none", "safe=False"),
         ("mixed_float16, output_dtype=bfloat16", "output_dtype of float32"),
+        ({"body": keras.DTypePolicy("mixed_float16")}, r"keras.dtype_policies.DTypePolicyMap\("),
         ("param_dtype=float16, compute_dtype=bfloat16", "param_dtype='float16'"),
     ],
 )
@@ -97,4 +98,12 @@ def test_what_is_no_policy(value, words):
     set_global_policy("mixed_bfloat16")
     with pytest.raises(PolicyError, match=words):
         set_global_policy(value)
+    assert str(global_policy()) == "mixed_bfloat16"
+
+
+@pytest.mark.parametrize("safe", ["x", 1, None])
+def test_safe_is_true_or_false(safe):
+    set_global_policy("mixed_bfloat16")
+    with pytest.raises(UsageError, match=rf"got safe={safe!r}\. Write safe=False"):
+        set_global_policy("float32", safe=safe)
     assert str(global_policy()) == "mixed_bfloat16"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from halfstep.errors import UsageError
-from halfstep.keras import explain, set_global_policy
+from halfstep.keras import LossScaleOptimizer, explain, set_global_policy
 from tests.keras.policies import classifier, dtype_of, keras, noise, nothing_left  # noqa: F401
 
 layers = keras.layers
@@ -104,6 +104,11 @@ def test_a_subclassed_model_needs_inputs():
     assert told["head"].kept_wide == (f"all of it: {SMALL}",)
 
 
+def test_what_is_no_model():
+    with pytest.raises(UsageError, match=r"got 3\. Write explain\(model, inputs\)"):
+        explain(3, noise(4)[0])
+
+
 def test_the_table():
     set_global_policy("mixed_float16")
     model = classifier()
@@ -117,6 +122,85 @@ def test_the_table():
         "optimizer: LossScaleOptimizer scales the loss, because layers compute in float16",
     ]
     assert explain(model).to_dict()["rows"][1]["path"] == "classifier/body"
+
+
+def by_path(keys):
+    low = keras.DTypePolicy("mixed_float16")
+    return keras.dtype_policies.DTypePolicyMap("float32", dict.fromkeys(keys, low))
+
+
+@pytest.mark.parametrize("key", ["classifier/nobody", "nobody_.*"])
+def test_a_map_that_matches_nothing_is_told(key):
+    set_global_policy(by_path(["classifier/body", key]))
+    model = classifier()
+    model.compile("sgd", "mse")
+    assert explain(model).training[-2:] == (
+        "optimizer: LossScaleOptimizer scales the loss, because layers compute in float16",
+        f"policy map: {key!r} matches the path of no layer",
+    )
+    set_global_policy(by_path([key]))
+    model = classifier()
+    model.compile("sgd", "mse")
+    assert explain(model).training[-2:] == (
+        "optimizer: LossScaleOptimizer scales the loss, although no layer computes in float16",
+        f"policy map: {key!r} matches the path of no layer",
+    )
+
+
+def test_a_map_that_matches_has_nothing_to_tell():
+    set_global_policy(by_path(["(.*/)?body"]))
+    assert explain(classifier()).training == ()
+
+
+class Adding(Subclassed):
+    def __init__(self, dtype):
+        super().__init__()
+        self.wanted = dtype
+
+    def call(self, inputs):
+        hidden = self.body(inputs)
+        squares = keras.ops.square(keras.ops.cast(hidden, self.wanted or hidden.dtype))
+        self.add_loss(keras.ops.max(squares))
+        return self.head(hidden)
+
+
+def test_losses_that_a_layer_adds_by_itself():
+    set_global_policy("mixed_float16")
+    inputs = noise(4)[0]
+    told = "add_loss: what own adds was computed in float16"
+    assert explain(Adding(None), inputs).training == (told,)
+    assert explain(Adding("float32"), inputs).training == ()
+
+
+class Two(Subclassed):
+    def compile(self, first, second):
+        super().compile(loss="mse")
+        self.first, self.second = first, second
+
+
+def test_each_optimizer_of_a_model_is_told():
+    set_global_policy("mixed_float16")
+    model, inputs = Two(), noise(4)[0]
+    model.compile(keras.optimizers.SGD(), LossScaleOptimizer(keras.optimizers.Adam()))
+    assert explain(model, inputs).training[1:] == (
+        "optimizer: LossScaleOptimizer was not asked for a step so far",
+        "first: SGD does not scale the loss, although layers compute in float16",
+        "second: LossScaleOptimizer scales the loss, because layers compute in float16",
+    )
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.scale_loss(1.0)
+    model.optimizer.apply([keras.ops.zeros(each.shape) for each in model.trainable_variables])
+    scales = "optimizer: LossScaleOptimizer scales the loss, because layers compute in float16"
+    assert explain(model, inputs).training[1] == scales
+
+
+def test_one_low_layer_under_float32_is_told():
+    set_global_policy("float32")
+    low = layers.Dense(4, dtype="mixed_float16")
+    model = keras.Sequential([keras.Input((16,)), low, layers.Dense(10)])
+    model.compile("sgd", "mse")
+    told = "optimizer: SGD does not scale the loss, although layers compute in float16"
+    assert explain(model).training[-1] == told
 
 
 def test_nobody_watches_afterwards():

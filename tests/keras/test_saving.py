@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 
-from halfstep.keras import LossScaleOptimizer, MasterOptimizer
+from halfstep.keras import LossScaleOptimizer, MasterOptimizer, set_global_policy
 from tests.keras.loops import BACKEND, array, numbers, values_of, variable
 
 X = np.random.RandomState(0).randn(32, 4).astype("float32")
@@ -121,3 +121,43 @@ def test_checkpoints_of_tensorflow_hold_the_state(tmp_path):
     path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / "state"))
     tf.train.Checkpoint(optimizer=pairs[1][0]).read(path).assert_consumed()
     assert pairs[1][0].counts == optimizer.counts
+
+
+def functional():
+    inputs = keras.Input((4,))
+    body = keras.layers.Dense(8, name="body_1")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(1, name="head")(body), name="classifier")
+
+
+def sequential():
+    layers = [keras.layers.Dense(8, name="body_1"), keras.layers.Dense(1, name="head")]
+    return keras.Sequential([keras.Input((4,)), *layers], name="classifier")
+
+
+@pytest.mark.parametrize("build", [functional, sequential])
+def test_keys_of_a_map_that_match_with_and_without_the_name_of_the_model(build, tmp_path):
+    low = keras.DTypePolicy("mixed_float16")
+    keys = {"(.*/)?body_.*": low}
+    keras.config.set_dtype_policy(keras.dtype_policies.DTypePolicyMap("float32", keys))
+    model = build()
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    for each in (model, again):
+        dtypes = {layer.name: layer.compute_dtype for layer in each.layers if layer.weights}
+        assert dtypes == {"body_1": "float16", "head": "float32"}
+
+
+def test_keras_alone_continues_with_the_state_of_the_inner_optimizer(tmp_path):
+    set_global_policy("mixed_float16")
+    model = sequential()
+    model.compile("adam", "mse")
+    model.fit(X, Y, batch_size=8, verbose=0)
+    model.save(tmp_path / "model.keras")
+    set_global_policy("float32")
+    keras.config.set_dtype_policy("mixed_float16")
+    with pytest.warns(UserWarning, match="Skipping variable loading for optimizer"):
+        again = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(again.optimizer) is keras.optimizers.LossScaleOptimizer
+    inner = [values_of(each.optimizer.inner_optimizer) for each in (model, again)]
+    for ours, theirs in zip(*inner, strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -16,7 +16,8 @@ _WORDS = {
     "data": "{module}: the {role} holds {kind} before the model computes anything",
     "cast": "{module}: {what} became {kind} in the {phase} pass, in the cast to {range}",
 }
-_HELD = "{what} of shape {shape} holds it; the largest number that went in was {largest:g}"
+_HELD = "{what} of shape {shape} holds it"
+_LARGEST = "; the largest number that went in was {largest:g}"
 _IN_FLOAT32 = "float32 makes it, too"
 _LOOK = ": look at the learning rate, the data and the initial values"
 
@@ -35,7 +36,7 @@ class Fault:
         kind: "inf", "nan" or "inf and nan".
         dtype: The format that could not hold the number.
         shape: The shape of the tensor.
-        largest: The largest finite magnitude that went in.
+        largest: The largest finite magnitude that went in; None where nothing finite did.
         in_float32: Whether the same model in float32 makes it, too.
         remedy: What to write instead, to be pasted; empty where nothing is known.
         source: The line that it came from, as "file:line (function)"; empty where it is not known.
@@ -56,7 +57,7 @@ class Fault:
     kind: str
     dtype: str
     shape: tuple[int, ...]
-    largest: float
+    largest: float | None
     in_float32: bool = False
     remedy: str = ""
     source: str = ""
@@ -87,7 +88,9 @@ class Fault:
             "what": _ROLES.get(self.role, f"its {self.role}"),
             "range": f"{self.dtype}, which ends at {self.limit:g}",
         }
-        lines = [_WORDS.get(self.operation, _MADE).format(**words), f"  {_HELD.format(**words)}"]
+        held = _HELD if self.largest is None else _HELD + _LARGEST
+        made = _WORDS.get(self.operation, _MADE)
+        lines = [made.format(**words), f"  {held.format(**words)}"]
         if self.source:
             lines.append(f"  in {self.source}")
         if self.in_float32:
@@ -105,6 +108,8 @@ class Diagnosis:
 
     Args:
         faults: All of them.
+        loss_scale: The loss scale at which they happened, or the largest without any; None where
+            there was no loss.
 
     Example:
         >>> diagnosis = Diagnosis()
@@ -115,6 +120,7 @@ class Diagnosis:
     """
 
     faults: tuple[Fault, ...] = ()
+    loss_scale: float | None = None
 
     @property
     def first(self) -> Fault | None:
@@ -128,20 +134,22 @@ class Diagnosis:
         return self.faults[0] if self.faults else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the faults as plain data.
+        """Returns the faults and the loss scale as plain data.
 
         Example:
             >>> Diagnosis().to_dict()
-            {'faults': []}
+            {'faults': [], 'loss_scale': None}
         """
-        return {"faults": [each.to_dict() for each in self.faults]}
+        faults = [each.to_dict() for each in self.faults]
+        return {"faults": faults, "loss_scale": self.loss_scale}
 
     def __bool__(self) -> bool:
         return bool(self.faults)
 
     def __str__(self) -> str:
+        scale = "" if self.loss_scale is None else f"at loss scale {self.loss_scale:g}"
         if not self.faults:
-            return "no inf and no NaN"
+            return f"no inf and no NaN {scale}".rstrip()
         first, *others = self.faults
         also = [f"after it: {str(each).splitlines()[0]}" for each in others]
-        return "\n".join([str(first), *also])
+        return "\n".join(filter(None, [str(first), *also, scale]))

@@ -11,10 +11,10 @@ from halfstep.errors import UsageError
 from halfstep.keras._diagnosing._data import faults_in_data
 from halfstep.keras._diagnosing._loss import loss_of
 from halfstep.keras._diagnosing._remedy import attempted, with_remedies
+from halfstep.keras._diagnosing._scales import scales_of
 from halfstep.keras._diagnosing._verdict import Found, of_backward, of_forward
 from halfstep.keras._observe import Case, Forward, backward, forward
 from halfstep.keras._private import Layer, backend
-from halfstep.keras._readings import reading
 
 
 def diagnose(
@@ -38,12 +38,13 @@ def diagnose(
         targets: What the outputs are compared with.
         loss: A loss of Keras, its name, a function of targets and outputs, or several of them as
             for `compile`; without one, that of the compiled model.
-        loss_scale: What multiplies the loss; without one, the scale of the model's optimizer.
+        loss_scale: What multiplies the loss; without one, the scale of the model's optimizer, and
+            where that has skipped steps, those that it had before.
         training: Whether layers run as in training; without a word they do where there are targets.
 
     Raises:
-        UsageError: There are targets without a loss, or a loss without targets; the model is no
-            layer; the loss scale is not above zero.
+        UsageError: There are targets without a loss, or a loss without targets; the loss is none;
+            the model is no layer; the batch is empty; the loss scale is not above zero.
 
     Example:
         >>> import keras, numpy
@@ -59,36 +60,44 @@ def diagnose(
           keras.layers.Dense(2, activation="tanh", name="sum", dtype="float32")
         >>> keras.config.set_dtype_policy("float32")
     """
+    scales = scales_of(model, loss_scale)
     case = _case(model, inputs, targets, loss, training)
-    case = dataclasses.replace(case, scale=_scale(model, loss_scale))
     data = tuple(faults_in_data(case))
-    return Diagnosis(data or (*_forward_faults(case), *_backward_faults(case)))
+    if data or case.loss is None:
+        return Diagnosis(data or tuple(_forward_faults(forward(case), case)))
+    run = forward(case)
+    faults, scale = _forward_faults(run, case), scales[0]
+    if run.finite:
+        backward_faults, scale = _backward_faults(case, scales)
+        faults += backward_faults
+    return Diagnosis(tuple(faults), scale)
 
 
-def _forward_faults(case: Case) -> list[Fault]:
+def _forward_faults(run: Forward, case: Case) -> list[Fault]:
     def look(tried: Case) -> list[Found]:
         return of_forward(forward(tried), in_float32)
 
-    run = forward(case)
     if not run.made and run.finite:
         return []
     in_float32 = attempted(forward, case.computing("float32"), Forward((), True))
     return with_remedies(of_forward(run, in_float32), case, look)
 
 
-def _backward_faults(case: Case) -> list[Fault]:
+def _backward_faults(case: Case, scales: tuple[float, ...]) -> tuple[list[Fault], float]:
+    """Returns the faults at the first scale that has some, and the scale that was tried last."""
+
     def look(tried: Case) -> list[Found]:
         return of_backward(backward(tried), case.loss_name, tried.scale)
 
-    if case.loss is None or not forward(case).finite:
-        return []
-    found = look(case)
+    cases = (dataclasses.replace(case, scale=scale) for scale in scales)
+    looks = ((each, look(each)) for each in cases)
+    case, found = next((pair for pair in looks if pair[1]), (case, []))
     if not found:
-        return []
+        return [], scales[-1]
     in_float32 = attempted(look, case.computing("float32"), [])
     modules = {each.fault.module for each in in_float32}
     told = [_told(each, each.fault.module in modules) for each in found]
-    return with_remedies(told, case, look)
+    return with_remedies(told, case, look), case.scale
 
 
 def _told(found: Found, in_float32: bool) -> Found:
@@ -102,10 +111,21 @@ def _case(model: Any, inputs: Any, targets: Any, loss: Any, training: bool | Non
             " Write diagnose(model, inputs)."
         )
     inputs, targets = (keras.tree.map_structure(_tensor, each) for each in (inputs, targets))
+    _refuse_empty(inputs)
     _build(model, inputs)
     compare, name = loss_of(model, inputs, targets, loss)
     training = targets is not None if training is None else training
     return Case(model, inputs, targets, compare, name, training)
+
+
+def _refuse_empty(inputs: Any) -> None:
+    for each in keras.tree.flatten(inputs):
+        shape = tuple(getattr(each, "shape", ()))
+        if shape[:1] == (0,):
+            raise UsageError(
+                f"diagnose needs a batch with something in it, got inputs of shape {shape}."
+                " Write diagnose(model, inputs[:32]) with the inputs that went wrong."
+            )
 
 
 def _tensor(value: Any) -> Any:
@@ -126,21 +146,3 @@ def _spec(value: Any) -> Any:
     if not hasattr(value, "shape"):
         return value
     return keras.KerasTensor(value.shape, backend.standardize_dtype(value.dtype))
-
-
-def _scale(model: Any, asked: float | None) -> float:
-    if asked is None:
-        optimizer = getattr(model, "optimizer", None)
-        scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        return _scale_of(optimizer) if scales else 1.0
-    if isinstance(asked, (int, float)) and 0 < asked < float("inf"):
-        return float(asked)
-    raise UsageError(
-        f"diagnose needs a loss_scale above zero, got {asked!r}. Write loss_scale=2.0**15."
-    )
-
-
-def _scale_of(optimizer: Any) -> float:
-    if not optimizer.built:
-        return float(optimizer.initial_scale)
-    return reading(optimizer).scale

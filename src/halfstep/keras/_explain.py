@@ -9,19 +9,13 @@ import keras
 
 from halfstep.core import replace
 from halfstep.errors import UsageError
+from halfstep.keras._explain_training import told_of_training
 from halfstep.keras._kept import BY_KERAS, raw_data
 from halfstep.keras._policies import LOW
 from halfstep.keras._private import Functional, Layer, backend
-from halfstep.keras._scaling import float16_layers
-from halfstep.keras._wide import watching
+from halfstep.keras._wide import low_dtype, watching
 
 _HEADER = ("layer", "kind", "compute", "variables", "output", "kept wide")
-_SCALING = {
-    (True, True): "scales the loss, because layers compute in float16",
-    (True, False): "scales the loss, although no layer computes in float16",
-    (False, True): "does not scale the loss, although layers compute in float16",
-    (False, False): "does not scale the loss, because no layer computes in float16",
-}
 
 
 @dataclass(frozen=True)
@@ -58,7 +52,7 @@ class Explanation:
 
     Args:
         rows: The model, then the layers in it in the order in which they run.
-        training: What is to say about the losses and the optimizer it was compiled with.
+        training: What is to say about its losses, its optimizers and its policy map.
 
     Example:
         >>> row = LayerRow("dense", "Dense", "float16", ("float32",), ("float16",), ())
@@ -92,7 +86,7 @@ def explain(model: Any, *inputs: Any) -> Explanation:
         inputs: What it is called with, or arrays like it. A functional model needs none.
 
     Raises:
-        UsageError: It needs inputs.
+        UsageError: It is no model or layer, or needs inputs.
 
     Example:
         >>> import keras
@@ -105,13 +99,22 @@ def explain(model: Any, *inputs: Any) -> Explanation:
         >>> set_global_policy("float32")
     """
     seen: dict[int, _Seen] = {}
-    specs = _specs(model, inputs)
+    specs = _specs(_checked(model), inputs)
     with _watched(seen):
         backend.compute_output_spec(_with_dtypes(model), *specs)
     layers = {id(each): each for each in model._flatten_layers() if _is_told(each)}
     order = [*filter(layers.get, seen), *(key for key in layers if key not in seen)]
-    rows = (_row(layers[key], seen.get(key, _Seen())) for key in order)
-    return Explanation(tuple(rows), _training(model))
+    rows = tuple(_row(layers[key], seen.get(key, _Seen())) for key in order)
+    added = {_path(layers[key]): seen[key].added[0] for key in order if _adds(seen.get(key))}
+    return Explanation(rows, tuple(told_of_training(model, layers.values(), added)))
+
+
+def _checked(model: Any) -> Any:
+    if isinstance(model, Layer):
+        return model
+    raise UsageError(
+        f"explain needs a model or layer of Keras, got {model!r}. Write explain(model, inputs)."
+    )
 
 
 def _specs(model: Any, inputs: tuple[Any, ...]) -> Any:
@@ -153,6 +156,7 @@ class _Seen:
 
     outputs: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -169,18 +173,24 @@ def _watched(seen: dict[int, _Seen]) -> Iterator[None]:
             running.pop()
         return result
 
-    undo = replace(Layer, "__call__", call)
+    def add_loss(original: Callable[..., Any], layer: Any, losses: Any) -> Any:
+        low = filter(None, map(low_dtype, keras.tree.flatten(losses)))
+        seen.setdefault(id(layer), _Seen()).added.extend(low)
+        return original(layer, losses)
+
+    undo = replace(Layer, "__call__", call), replace(Layer, "add_loss", add_loss)
     watching.place = lambda: running[-1].reasons.append
     try:
         yield
     finally:
         watching.place = None
-        undo()
+        for each in undo:
+            each()
 
 
 def _row(layer: Any, seen: _Seen) -> LayerRow:
     return LayerRow(
-        path=layer.path or layer.name,
+        path=_path(layer),
         kind=type(layer).__name__,
         compute_dtype=layer.compute_dtype,
         variable_dtypes=_unique(_float_dtypes(layer.variables)),
@@ -200,15 +210,12 @@ def _own_reasons(layer: Any) -> Iterator[str]:
         yield f"all of it: its own dtype is {layer.dtype_policy.name}"
 
 
-def _training(model: Any) -> tuple[str, ...]:
-    """Returns what is to say of a compiled model."""
-    if not getattr(model, "compiled", False) or model.optimizer is None:
-        return ()
-    scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-    how = _SCALING[scaled, bool(float16_layers(model))]
-    loss = getattr(model._compile_loss, "dtype", None)
-    losses = () if loss is None else (f"losses: computed in {loss}",)
-    return (*losses, f"optimizer: {type(model.optimizer).__name__} {how}")
+def _path(layer: Any) -> str:
+    return str(layer.path or layer.name)
+
+
+def _adds(seen: _Seen | None) -> bool:
+    return seen is not None and bool(seen.added)
 
 
 def _is_told(layer: Any) -> bool:

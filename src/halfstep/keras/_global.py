@@ -27,6 +27,7 @@ from typing import Any
 import keras
 
 from halfstep.core import Policy, overriding_policy
+from halfstep.errors import UsageError
 from halfstep.keras import _boundary, _kept, _scaling
 from halfstep.keras._patches import Undo
 from halfstep.keras._policies import Chosen, is_low, read
@@ -60,6 +61,7 @@ def set_global_policy(policy: Any, *, safe: bool = True) -> None:
 
     Raises:
         PolicyError: It is no policy, or none that Keras can express.
+        UsageError: `safe` is neither True nor False.
 
     Example:
         >>> import keras
@@ -71,6 +73,11 @@ def set_global_policy(policy: Any, *, safe: bool = True) -> None:
         >>> set_global_policy("float32")
     """
     global _in_force
+    if not isinstance(safe, bool):
+        raise UsageError(
+            f"set_global_policy needs safe=True or safe=False, got safe={safe!r}. Write safe=False"
+            " for what plain Keras does."
+        )
     chosen = read(overriding_policy() or policy)
     with _lock:
         for undo in reversed(_in_force.undo if _in_force else ()):

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from halfstep.errors import UsageError
-from halfstep.keras._monitoring._readings import Reading, Source, source_of
+from halfstep.keras._monitoring._readings import Reading, Several, Source, source_of
 from halfstep.keras._monitoring._summary import SkippedSteps, TrainingSummary
 
 _KEPT = 1000
@@ -26,7 +26,8 @@ class Monitor(keras.callbacks.Callback):
     gradients were not finite is in `summary`, and in Python's log "halfstep.keras" at level INFO.
 
     With another optimizer than `halfstep.keras.LossScaleOptimizer` the names of variables are not
-    known, and without a loss scale nothing is skipped: the scale is 1.
+    known, and without a loss scale nothing is skipped: the scale is 1. Of a model with several
+    optimizers, those count that were asked for steps: the sums, and the lowest scale.
 
     Args:
         every: After how many batches to look at the optimizer, which waits for the device; at the
@@ -82,7 +83,7 @@ class Monitor(keras.callbacks.Callback):
         Args:
             logs: Nothing.
         """
-        self._source: Source | None = None
+        self._source: Source | Several | None = None
         self._batches = 0
         self._skips.clear()
         self._thread = threading.get_ident()
@@ -100,7 +101,7 @@ class Monitor(keras.callbacks.Callback):
             self._start = self._now = self._source.read(0)
         self._epoch = epoch
         self._ended = []
-        self._seen, self._due = -1, self.every
+        self._seen, self._due, self._looked = -1, self.every, -1
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Looks at the step before, if it is due and was not done at its end.
@@ -154,10 +155,11 @@ class Monitor(keras.callbacks.Callback):
     def _look(self, batch: int) -> None:
         assert self._source is not None
         before, self._now = self._now, self._source.read(self._batches + batch + 1)
+        first, self._looked = min(self._looked + 1, batch), batch
         skipped = self._now.skipped - before.skipped
         if skipped > 0:
             names = self._source.culprits()
-            skips = SkippedSteps(self._epoch, batch, skipped, self._now.scale, names)
+            skips = SkippedSteps(self._epoch, batch, skipped, self._now.scale, names, first)
             self._skips.append(skips)
             _log.info("%s", skips)
 

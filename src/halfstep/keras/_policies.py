@@ -46,6 +46,11 @@ def read(value: Any) -> Chosen:
         return Chosen(_from_keras(value), value)
     if isinstance(value, str) and value not in Policy.names() and _known_to_keras(value):
         return read(keras.dtype_policies.get(value))
+    if isinstance(value, dict) and any(map(_is_keras_policy, value.values())):
+        raise PolicyError(
+            f"A policy for Keras by the paths of layers needs a policy map, got {value!r}. Write"
+            " keras.dtype_policies.DTypePolicyMap('float32', {...})."
+        )
     if not isinstance(value, (str, dict, Policy)):
         raise PolicyError(
             "A policy for Keras needs a name, a halfstep.Policy or a keras.DTypePolicy, got"
@@ -89,6 +94,10 @@ def needs_scale(keras_policy: Any) -> bool:
         False
     """
     return any(each.compute_dtype == "float16" for each in parts(keras_policy))
+
+
+def _is_keras_policy(value: Any) -> bool:
+    return isinstance(value, keras.DTypePolicy)
 
 
 def _known_to_keras(name: str) -> bool:

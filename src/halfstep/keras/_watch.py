@@ -17,6 +17,7 @@ import keras
 
 from halfstep.core import Policy, emit, quiet, replace
 from halfstep.keras._global import global_policy
+from halfstep.keras._optimizers import optimizers_of
 from halfstep.keras._patches import Undo
 from halfstep.keras._policies import LOW, read
 from halfstep.keras._readings import Reading, Sum, by_state, by_variable, reading, sums
@@ -132,14 +133,8 @@ def _look(model: Any, state: Any) -> _Look:
     if keras.config.backend() == "jax":
         values, optimizers = by_state(model, _state(state)), [model.optimizer]
     else:
-        values, optimizers = by_variable, _optimizers(model)
+        values, optimizers = by_variable, list(optimizers_of(model).values())
     return sums(model, values), [(each, reading(each, values)) for each in optimizers]
-
-
-def _optimizers(model: Any) -> list[Any]:
-    """Returns the optimizer that a model was compiled with, and those that it has besides."""
-    own = (each for each in vars(model).values() if isinstance(each, keras.optimizers.Optimizer))
-    return list({id(each): each for each in (model.optimizer, *own)}.values())
 
 
 def _state(values: tuple[Any, Any]) -> Any:

@@ -1,6 +1,7 @@
 """What differs between the backends in looking at a run, each in a module with the same names.
 
 * `WORDS`: what is said for the backend's own names of operations.
+* `CASTS`: the class of tensors whose operators cast a number before an operation sees it, or none.
 * `watching(note)`: calls `note(name, inputs, outputs)` after every operation until the block ends.
 * `whole()`: until the block ends, a function may run as a whole, compiled.
 * `on_host(value)`: the numbers of a tensor as an array, None while it is being traced.

@@ -16,7 +16,14 @@ from halfstep.keras._diagnosing._places import Place, Places
 from halfstep.keras._patches import Undo
 from halfstep.keras._private import Layer, Operation, backend, found
 
-_MODULES = ("backend.numpy", "backend.nn", "backend.math", "backend.linalg")
+_OPERATORS = {
+    "add": "add",
+    "sub": "subtract",
+    "mul": "multiply",
+    "truediv": "divide",
+    "pow": "power",
+}
+_MODULES = ("backend.numpy", "backend.nn", "backend.math", "backend.linalg", "backend.random")
 
 Around = Callable[[Place, Callable[..., Any], Any, Any], Any]
 
@@ -76,6 +83,7 @@ def _changes(notes: Notes) -> Iterator[Undo]:
 
     yield from following(notes.places, around)
     yield from functions(notes.places, notes.function)
+    yield from _operators(notes.places, notes.function)
     yield replace(keras.Variable, "_maybe_autocast", read)
 
 
@@ -87,6 +95,14 @@ def functions(places: Places, around: Callable[..., Any]) -> Iterator[Undo]:
     for module in map(found, _MODULES):
         for name in _functions(module):
             yield replace(module, name, _outermost(places, name, around))
+
+
+def _operators(places: Places, around: Callable[..., Any]) -> Iterator[Undo]:
+    """Lets `around` run each operator of tensors, with the number that somebody wrote."""
+    for tensor in here().CASTS:
+        for name, word in _OPERATORS.items():
+            yield replace(tensor, f"__{name}__", _outermost(places, word, around))
+            yield replace(tensor, f"__r{name}__", _outermost(places, word, around))
 
 
 def _outermost(places: Places, name: str, around: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import keras
+
 from halfstep.errors import UsageError
 from halfstep.keras._private import CompileLoss
 
@@ -19,7 +21,7 @@ def loss_of(model: Any, inputs: Any, targets: Any, loss: Any) -> tuple[Compare |
         loss: A loss, its name, a function, or several of them; None for the model's.
 
     Raises:
-        UsageError: One of them is missing.
+        UsageError: One of them is missing, or the loss is none.
     """
     if targets is None and loss is None:
         return None, "loss"
@@ -30,7 +32,19 @@ def loss_of(model: Any, inputs: Any, targets: Any, loss: Any) -> tuple[Compare |
         )
     if loss is None:
         return _own(model, inputs), "loss"
+    for each in keras.tree.flatten(loss):
+        _refuse_unknown(each)
     return _given(model, CompileLoss(loss)), _name(loss)
+
+
+def _refuse_unknown(loss: Any) -> None:
+    try:
+        keras.losses.get(loss)
+    except (ValueError, TypeError):
+        raise UsageError(
+            f"diagnose needs a loss of Keras, its name or a function, got {loss!r}."
+            ' Write loss="mse".'
+        ) from None
 
 
 def _own(model: Any, inputs: Any) -> Compare:

@@ -26,7 +26,7 @@ class Made:
         nth: How often it ran in this call before.
         role: What holds it.
         held: What was made.
-        largest: The largest finite magnitude that went in.
+        largest: The largest finite magnitude that went in, None if nothing finite did.
         fresh: Whether everything that went in was finite.
         written: The number of largest magnitude that somebody wrote; inf where the backend has
             cast it already.
@@ -38,7 +38,7 @@ class Made:
     nth: int
     role: str
     held: Numbers
-    largest: float
+    largest: float | None
     fresh: bool = True
     written: float = 0.0
     zero: bool = False

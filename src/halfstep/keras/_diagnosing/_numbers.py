@@ -94,12 +94,12 @@ def kind(values: Numbers) -> str:
     return " and ".join(word for word, where in words.items() if where.any())
 
 
-def largest(values: Sequence[Numbers]) -> float:
-    """Returns the largest finite magnitude, 0 where there is none.
+def largest(values: Sequence[Numbers]) -> float | None:
+    """Returns the largest finite magnitude, None where there is none.
 
     Example:
         >>> largest([Numbers("float32", np.array([np.inf, -3.0]))])
         3.0
     """
     finite = (np.abs(each.values[np.isfinite(each.values)]) for each in values)
-    return max((float(each.max()) for each in finite if each.size), default=0.0)
+    return max((float(each.max()) for each in finite if each.size), default=None)

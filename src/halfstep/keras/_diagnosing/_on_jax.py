@@ -13,6 +13,8 @@ from halfstep.core import replace
 
 Note = Callable[[str, Any, Any], None]
 
+CASTS = (type(jax.numpy.zeros(())),)
+
 WORDS = {
     "cast": "cast",
     "add_any": "add",

@@ -12,6 +12,8 @@ import tensorflow as tf
 
 Note = Callable[[str, Any, Any], None]
 
+CASTS = (tf.Tensor,)
+
 WORDS = {
     "cast": "cast",
     "Add": "add",

@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 Note = Callable[[str, Any, Any], None]
 
+CASTS: tuple[type, ...] = ()
+
 WORDS = {
     "cast": "cast",
     "_to_copy": "cast",

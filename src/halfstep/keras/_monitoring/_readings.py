@@ -1,5 +1,6 @@
 """What an optimizer counted up to now, in the middle of `fit` on any backend."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ import numpy
 
 from halfstep.core import Culprits
 from halfstep.keras._loss_scale_optimizer import LossScaleOptimizer
+from halfstep.keras._optimizers import optimizers_of, was_asked
 from halfstep.keras._stepping._backend import backend
 
 
@@ -26,11 +28,16 @@ class Source:
 
     Args:
         model: The model in `fit`.
+        optimizer: It.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, optimizer: Any) -> None:
         self.model = model
-        self.optimizer = model.optimizer
+        self.optimizer = optimizer
+
+    def asked(self) -> bool:
+        """Returns whether the optimizer was ever asked for a step; waits for the device."""
+        return was_asked(self.optimizer, self.current())
 
     def read(self, batches: int) -> Reading:
         """Returns the counts; waits for the device.
@@ -57,8 +64,8 @@ class Source:
 class OurSource(Source):
     """Our loss-scale optimizer, which counts by itself."""
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
+    def __init__(self, model: Any, optimizer: Any) -> None:
+        super().__init__(model, optimizer)
         self._before: Any = self._found() if self.optimizer.built else 0
 
     def read(self, batches: int) -> Reading:
@@ -70,6 +77,8 @@ class OurSource(Source):
 
     def culprits(self) -> Culprits:
         """Returns whose gradients were not finite since the last call, and what they held."""
+        if not self.optimizer.built:
+            return ()
         before, self._before = self._before, self._found()
         named: Culprits = self.optimizer._tally.culprits(self._before - before)
         return named
@@ -81,8 +90,8 @@ class OurSource(Source):
 class KerasSource(Source):
     """Keras' own loss-scale optimizer, whose `iterations` leave skipped steps out."""
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
+    def __init__(self, model: Any, optimizer: Any) -> None:
+        super().__init__(model, optimizer)
         self._start = self._iterations() if self.optimizer.built else 0
 
     def read(self, batches: int) -> Reading:
@@ -97,13 +106,45 @@ class KerasSource(Source):
         return int(self.host(self.optimizer.iterations))
 
 
-def source_of(model: Any) -> Source:
-    """Returns what reads the counts of the optimizer of a model."""
-    if isinstance(model.optimizer, LossScaleOptimizer):
-        return OurSource(model)
-    if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
-        return KerasSource(model)
-    return Source(model)
+class Several:
+    """The optimizers of a model that has more than the one it was compiled with.
+
+    Args:
+        sources: What reads each.
+    """
+
+    def __init__(self, sources: list[Source]) -> None:
+        self._sources = sources
+
+    def read(self, batches: int) -> Reading:
+        """Returns the sums of the counts, and the lowest scale, of those asked for a step.
+
+        Args:
+            batches: How many batches the monitor saw.
+        """
+        asked = [each for each in self._sources if each.asked()]
+        found = [each.read(batches) for each in asked] or [each.read(0) for each in self._sources]
+        counts = [(each.steps, each.skipped) for each in found]
+        steps, skipped = map(sum, zip(*counts, strict=True))
+        return Reading(steps, skipped, min(each.scale for each in found))
+
+    def culprits(self) -> Culprits:
+        """Returns whose gradients were not finite since the last call, and what they held."""
+        return tuple(itertools.chain.from_iterable(each.culprits() for each in self._sources))
+
+
+def source_of(model: Any) -> Source | Several:
+    """Returns what reads the counts of the optimizers of a model."""
+    # The trainer of JAX hands no other optimizer from step to step.
+    alone = keras.config.backend() == "jax"
+    found = [model.optimizer] if alone else list(optimizers_of(model).values())
+    sources = [_kind(each)(model, each) for each in found]
+    return sources[0] if len(sources) == 1 else Several(sources)
+
+
+def _kind(optimizer: Any) -> type[Source]:
+    kinds = {LossScaleOptimizer: OurSource, keras.optimizers.LossScaleOptimizer: KerasSource}
+    return next((kinds[each] for each in kinds if isinstance(optimizer, each)), Source)
 
 
 def _value_in(model: Any, optimizer: Any) -> Callable[[Any], Any]:

@@ -18,10 +18,13 @@ class SkippedSteps:
         scale: The loss scale after them.
         nonfinite: Path and kind, "inf", "nan" or "inf and nan", of each variable whose gradient
             was not finite in one of them; empty where the optimizer does not know.
+        first_batch: The first batch since the look before, None if that is `batch`.
 
     Example:
         >>> print(SkippedSteps(0, 9, 1, 16384.0, (("model/dense/kernel", "inf"),)))
         epoch 1, batch 10: 1 skipped, gradients held inf: model/dense/kernel (inf); scale 16384
+        >>> print(SkippedSteps(0, 9, 1, 16384.0, first_batch=0))
+        epoch 1, batches 1 to 10: 1 skipped, gradients were not finite; scale 16384
     """
 
     epoch: int
@@ -29,6 +32,7 @@ class SkippedSteps:
     skipped: int
     scale: float
     nonfinite: Culprits = ()
+    first_batch: int | None = None
 
     @property
     def reason(self) -> str:
@@ -37,8 +41,13 @@ class SkippedSteps:
 
     def __str__(self) -> str:
         names = f": {culprits_text(self.nonfinite)}" if self.nonfinite else ""
-        where = f"epoch {self.epoch + 1}, batch {self.batch + 1}"
+        where = f"epoch {self.epoch + 1}, {self._batches()}"
         return f"{where}: {self.skipped} skipped, {self.reason}{names}; scale {self.scale:g}"
+
+    def _batches(self) -> str:
+        first = self.batch if self.first_batch is None else self.first_batch
+        last = f"batch {self.batch + 1}"
+        return last if first == self.batch else f"batches {first + 1} to {self.batch + 1}"
 
 
 @dataclass(frozen=True)
