@@ -142,6 +142,11 @@ def _checked(policy: Policy) -> Policy:
 
 
 def _check_function(function: Any) -> None:
+    if isinstance(function, str | Policy):
+        raise UsageError(
+            f"autocast needs a function, got the policy {function!r}. Write"
+            f" @autocast(policy={function!r}), or autocast(function, {function!r})."
+        )
     suspended = (
         inspect.iscoroutinefunction,
         inspect.isgeneratorfunction,
