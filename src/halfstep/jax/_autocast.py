@@ -9,7 +9,7 @@ import jax
 
 from halfstep.core import Policy, overriding_policy
 from halfstep.errors import PolicyError, UsageError
-from halfstep.jax import _tracing
+from halfstep.jax import _leaks, _tracing
 from halfstep.jax._arguments import Traced, is_real, traced
 from halfstep.jax._interpret import (
     FLOAT32,
@@ -74,7 +74,8 @@ def autocast(
         ScaleError: The scale is not a number above 0.
         RefusedOperationError: The rules refuse an operation; raised when it is called.
         RuleError: A rule names an operation that is not known; raised when it is called.
-        UsageError: It is no function that runs in one go.
+        UsageError: It is no function that runs in one go, or it is a layer that makes parameters
+            while it is called.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -101,7 +102,7 @@ def autocast(
         nested = _tracing.is_inside()
         if chosen.compute_dtype == "float32" and not nested:
             return function(*args, **kwargs)
-        with _tracing.inside():
+        with _tracing.inside(), _leaks.refused():
             program = traced(called, ((*owner, *args), kwargs), is_real)
         return program.finish(_run(program, chosen, scale, nested=nested))
 
