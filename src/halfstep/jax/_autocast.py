@@ -53,9 +53,10 @@ def autocast(
 
     Where the policy scales, the function is a region: gradients are multiplied by a power of two
     where they enter a low format and divided by it, in float32, where they leave the function, so
-    what `jax.grad` returns is true-valued. The power of two is chosen by what enters. The terms of
-    a second derivative that lead back through what the first one kept for its backward are not
-    scaled.
+    what `jax.grad` returns is true-valued. The power of two is chosen by what enters. The backward
+    of a `custom_vjp` inside sees scaled cotangents, so one that is not linear in them, such as a
+    clip, belongs outside. Forward mode is not scaled, nor are the terms of a second derivative that
+    lead back through what the first one kept for its backward.
 
     Args:
         function: The function. Default: `autocast` is used as a decorator with arguments.
