@@ -155,6 +155,13 @@ BAD = [
     ),
     (lambda: autocast(jnp.sin, scale=-1.0), ScaleError, "scale to be a number above 0.*got -1.0"),
     (lambda: autocast(jnp.sin, scale="big"), ScaleError, "got 'big'"),
+    (
+        lambda: autocast(jnp.sin, "mixed_float16", scale=jnp.ones(3)),
+        ScaleError,
+        r"array of one.*got Array\(",
+    ),
+    (lambda: autocast("float32"), UsageError, r"Write @autocast\(policy='float32'\)"),
+    (lambda: autocast(Policy()), UsageError, r"Write @autocast\(policy=Policy\("),
 ]
 
 

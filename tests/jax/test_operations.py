@@ -232,3 +232,10 @@ def test_a_refused_operation_says_why():
     policy = 'mixed_bfloat16, rules=halfstep-1 + lax::erf_inv=refuse "Use the logistic function."'
     with pytest.raises(RefusedOperationError, match=r"lax::erf_inv in bfloat16: Use the logistic"):
         autocast(lax.erf_inv, policy)(X)
+
+
+@pytest.mark.parametrize("number", [1e6, -1e9])
+def test_numbers_beyond_the_low_format_are_no_warning(number):
+    held = np.full((8, 8), number, np.float32)
+    function = autocast(lambda x: jnp.where(x @ W > number, x @ held, 0.0), "mixed_float16")
+    assert jnp.isinf(function(X)).all() == (number < 0)

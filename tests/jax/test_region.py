@@ -1,17 +1,19 @@
 import jax
 import numpy as np
+import optax
 import pytest
 from jax import lax
 from jax import numpy as jnp
 
 from halfstep.core import ScaleState
-from halfstep.jax import autocast
+from halfstep.jax import apply_if_finite, autocast, loss_scale
 from tests.jax.programs import dtypes
 
 KEYS = jax.random.split(jax.random.key(0), 3)
 X, W = jax.random.normal(KEYS[0], (16, 8)), jax.random.normal(KEYS[1], (8, 8)) / 3
 Y = jax.random.normal(KEYS[2], (16, 8))
 F16 = "mixed_float16"
+SKIPPING = apply_if_finite(optax.sgd(0.1), loss_scale="dynamic(init_scale=16.0)")
 
 
 def loss(w, x=X, y=Y):
@@ -175,7 +177,14 @@ def test_devices_that_add_up_gradients_agree_on_a_factor(weights):
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [(512.0, 512.0), (jnp.float32(2.0), 2.0), (ScaleState(64.0), 64.0), (None, 1024.0)],
+    [
+        (512.0, 512.0),
+        (jnp.float32(2.0), 2.0),
+        (ScaleState(64.0), 64.0),
+        (loss_scale("dynamic(init_scale=32.0)"), 32.0),
+        (SKIPPING.init({}), 16.0),
+        (None, 1024.0),
+    ],
 )
 def test_the_scale_is_a_number_an_array_or_something_that_has_one(given, expected):
     # A gradient of 1 is brought just below the scale, which is half of it.

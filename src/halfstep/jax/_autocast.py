@@ -9,7 +9,7 @@ import jax
 
 from halfstep.core import Policy, overriding_policy
 from halfstep.errors import PolicyError, UsageError
-from halfstep.jax import _tracing
+from halfstep.jax import _leaks, _tracing
 from halfstep.jax._arguments import Traced, is_real, traced
 from halfstep.jax._interpret import (
     FLOAT32,
@@ -53,9 +53,10 @@ def autocast(
 
     Where the policy scales, the function is a region: gradients are multiplied by a power of two
     where they enter a low format and divided by it, in float32, where they leave the function, so
-    what `jax.grad` returns is true-valued. The power of two is chosen by what enters. The terms of
-    a second derivative that lead back through what the first one kept for its backward are not
-    scaled.
+    what `jax.grad` returns is true-valued. The power of two is chosen by what enters. The backward
+    of a `custom_vjp` inside sees scaled cotangents, so one that is not linear in them, such as a
+    clip, belongs outside. Forward mode is not scaled, nor are the terms of a second derivative that
+    lead back through what the first one kept for its backward.
 
     Args:
         function: The function. Default: `autocast` is used as a decorator with arguments.
@@ -74,7 +75,8 @@ def autocast(
         ScaleError: The scale is not a number above 0.
         RefusedOperationError: The rules refuse an operation; raised when it is called.
         RuleError: A rule names an operation that is not known; raised when it is called.
-        UsageError: It is no function that runs in one go.
+        UsageError: It is no function that runs in one go, or it is a layer that makes parameters
+            while it is called.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -101,7 +103,7 @@ def autocast(
         nested = _tracing.is_inside()
         if chosen.compute_dtype == "float32" and not nested:
             return function(*args, **kwargs)
-        with _tracing.inside():
+        with _tracing.inside(), _leaks.refused():
             program = traced(called, ((*owner, *args), kwargs), is_real)
         return program.finish(_run(program, chosen, scale, nested=nested))
 
@@ -142,6 +144,11 @@ def _checked(policy: Policy) -> Policy:
 
 
 def _check_function(function: Any) -> None:
+    if isinstance(function, str | Policy):
+        raise UsageError(
+            f"autocast needs a function, got the policy {function!r}. Write"
+            f" @autocast(policy={function!r}), or autocast(function, {function!r})."
+        )
     suspended = (
         inspect.iscoroutinefunction,
         inspect.isgeneratorfunction,

@@ -10,7 +10,7 @@ from typing import Any
 from jax import lax
 from jax import numpy as jnp
 
-from halfstep.jax._private import sub_jaxprs
+from halfstep.jax._private import manual_axes, sub_jaxprs
 
 _EXPONENT = 0x7F800000
 # Beyond these, the reciprocal of a scale would not be exact any more.
@@ -50,7 +50,10 @@ def _power_of_two(number: Any) -> Any:
 
 
 def shared_axes(equations: Iterable[Any]) -> tuple[str, ...]:
-    """Returns the mesh axes over which equations combine values of several devices."""
+    """Returns the mesh axes over which equations combine values of several devices.
+
+    Those that an equation maps over by itself exist only inside of it.
+    """
     return tuple(dict.fromkeys(_axes(equations)))
 
 
@@ -59,8 +62,13 @@ def _axes(equations: Iterable[Any]) -> Iterator[str]:
         for name in ("axes", "axis_name"):
             given = equation.params.get(name, ())
             yield from (axis for axis in _tuple(given) if isinstance(axis, str))
+        bound = _bound(equation)
         for inner in sub_jaxprs(equation.params):
-            yield from _axes(inner.eqns)
+            yield from (axis for axis in _axes(inner.eqns) if axis not in bound)
+
+
+def _bound(equation: Any) -> Iterable[str]:
+    return manual_axes(equation) if equation.primitive.name == "shard_map" else ()
 
 
 def _tuple(value: Any) -> tuple[Any, ...]:

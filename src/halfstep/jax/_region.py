@@ -33,14 +33,22 @@ def initial_scale(policy: Policy, given: Any) -> Any:
 
 
 def _number(given: Any) -> Any:
-    for name in ("loss_scale", "scale"):
-        given = getattr(given, name, given)
-    if not isinstance(given, jax.Array) and not _is_positive(given):
+    number = _held(given)
+    is_array = isinstance(number, jax.Array) and jax.numpy.ndim(number) == 0
+    if not is_array and not _is_positive(number):
         raise ScaleError(
-            f"autocast needs scale to be a number above 0, an array, or something with a loss_scale"
-            f" or scale, got {given!r}. Write for example scale=1024.0."
+            "autocast needs scale to be a number above 0, an array of one, or something with a"
+            f" loss_scale or scale, got {given!r}. Write for example scale=1024.0."
         )
-    return given
+    return number
+
+
+def _held(given: Any) -> Any:
+    """Returns the number of a state, which may be that of an optimizer with a loss scale."""
+    while hasattr(given, "loss_scale"):
+        given = given.loss_scale
+    scale = getattr(given, "scale", given)
+    return given if callable(scale) else scale
 
 
 def _is_positive(given: Any) -> bool:

@@ -182,7 +182,8 @@ def _common(floats: Sequence[Value], name: str) -> Any:
 
 def _follows(number: float, dtype: Any, name: str) -> bool:
     if name in COMPARING:
-        return bool(np.asarray(number, dtype) == number)
+        with np.errstate(over="ignore"):
+            return bool(np.asarray(number, dtype) == number)
     return name in BOUNDING or fits(number, dtype)
 
 

@@ -84,7 +84,8 @@ def parameters(arrays: Sequence[Any]) -> list[Value]:
 def _cast(array: Any, dtype: Any) -> Any:
     # What a program holds stays a literal, which needs no operation.
     if isinstance(array, (np.ndarray, np.generic, float, int)):
-        return np.asarray(array).astype(dtype)
+        with np.errstate(over="ignore"):
+            return np.asarray(array).astype(dtype)
     return lax.convert_element_type(array, dtype)
 
 
