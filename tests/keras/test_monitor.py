@@ -79,8 +79,6 @@ def test_without_a_callback_that_waits(way):
     assert (monitor.summary.steps, monitor.summary.skipped) == (8, 2)
 
 
-# Its second training consists of one step, which is skipped.
-@pytest.mark.filterwarnings("ignore::halfstep.core.SkippedStepsWarning")
 @pytest.mark.parametrize("way", WAYS)
 def test_only_the_variables_of_these_steps_are_named(way):
     model = model_of(scaled(), **WAYS[way])

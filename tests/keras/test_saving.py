@@ -16,9 +16,7 @@ def scaled(inner=None, **settings):
 
 OPTIMIZERS = {
     "mixed_float16": scaled,
-    "float16": lambda: scaled(
-        MasterOptimizer(keras.optimizers.Adam(0.01)), initial_scale=2.0**10, hysteresis=2
-    ),
+    "float16": lambda: scaled(MasterOptimizer(keras.optimizers.Adam(0.01)), hysteresis=2),
     "bfloat16": lambda: MasterOptimizer(keras.optimizers.AdamW(0.01)),
 }
 

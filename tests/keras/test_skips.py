@@ -103,10 +103,10 @@ def test_an_error_of_fit_is_not_hidden():
 
 
 def test_a_training_that_skipped_most_of_its_steps_says_so_at_its_end():
-    inputs, targets = np.full((8, 2), 1e30, "float32"), np.ones((8, 1), "float32")
+    inputs, targets = np.full((9, 2), 1e30, "float32"), np.ones((9, 1), "float32")
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.01)), "mse")
-    with pytest.warns(SkippedStepsWarning, match="4 of 4 optimizer steps were skipped, because"):
-        model.fit(inputs, targets, batch_size=2, verbose=0)
+    with pytest.warns(SkippedStepsWarning, match="9 of 9 optimizer steps were skipped, because"):
+        model.fit(inputs, targets, batch_size=1, verbose=0)
     # The next one is counted from its own start.
     model.fit(targets[:, [0, 0]], targets, batch_size=2, verbose=0)

@@ -20,6 +20,9 @@ from halfstep.core import (
 from halfstep.errors import NonFiniteError
 from halfstep.keras._stepping._backend import backend
 
+# A scale that starts too high is there after this many skips: it was 256 times too high.
+_SEARCHING = 8
+
 
 @dataclass(frozen=True)
 class StepCounts:
@@ -69,7 +72,7 @@ class Standstill:
         before = self._finished
         self.tell(counts, names)
         steps, skipped = counts.steps - before.steps, counts.skipped - before.skipped
-        if self._row and 2 * skipped > steps and not self._told:
+        if self._row and skipped > max(steps / 2, _SEARCHING) and not self._told:
             text = f"{skipped} of {steps} optimizer steps were skipped, {_because(counts, names)}"
             warnings.warn(SkippedStepsWarning(text), stacklevel=levels_to_user())
         self._told, self._finished = False, counts
