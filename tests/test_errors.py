@@ -17,6 +17,7 @@ BUILT_IN = {
     "ScalerStateError": RuntimeError,
     "NoCheckError": AssertionError,
     "NonFiniteError": FloatingPointError,
+    "NotScalarError": AssertionError,
     "RefusedOperationError": RuntimeError,
     "MissingExtraError": ImportError,
     "UnsupportedVersionError": ImportError,

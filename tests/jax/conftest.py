@@ -13,7 +13,8 @@ collect_ignore = [] if find_spec("sklearn") else ["trainings.py"]
 if HAS_JAX:
     import jax
 
-    jax.config.update("jax_num_cpu_devices", 2)
+    if "device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", 2)
 else:
     collect_ignore = [path.name for path in Path(__file__).parent.glob("*.py")]
 
