@@ -9,7 +9,6 @@ figure is the median of the ratios of neighbouring runs, with their middle half 
 import argparse
 import contextlib
 import functools
-import platform
 import statistics
 import time
 from datetime import date
@@ -19,6 +18,7 @@ import jax
 import jmp
 import optax
 from jax import numpy as jnp
+from ratios import cell, processor
 
 import halfstep
 import halfstep.jax as ours
@@ -194,17 +194,15 @@ def measure(build, dtype, options):
     return ways, rounds
 
 
-def cell(rounds, base):
-    ratios = [each["halfstep"] / each[base] for each in rounds]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return f"{middle:.2f} ({low:.2f}-{high:.2f})"
+def over(rounds, base):
+    return cell([each["halfstep"] / each[base] for each in rounds])
 
 
 def row(model, dtype, options):
     ways, rounds = measure(MODELS[model], dtype, options)
     milliseconds = 1000 * statistics.median(each["by hand"] for each in rounds)
     traced = " / ".join(f"{1000 * ways[name].traced:.0f}" for name in ("by hand", "halfstep"))
-    ratios = f"{cell(rounds, 'by hand')} | {cell(rounds, 'float32')}"
+    ratios = f"{over(rounds, 'by hand')} | {over(rounds, 'float32')}"
     return f"| {model} | {jnp.dtype(dtype).name} | {milliseconds:.2f} ms | {ratios} | {traced} ms |"
 
 
@@ -218,7 +216,7 @@ def main():
     parser.add_argument("--steps", type=int, default=10, help="steps in a run")
     options = parser.parse_args()
     packages = f"halfstep {halfstep.__version__}, " + ", ".join(map(_versioned, PEERS))
-    print(f"{platform.processor() or platform.machine()}, {packages}, {date.today()}")
+    print(f"{processor()}, {packages}, {date.today()}")
     print("time of a jitted step: median (middle half); tracing: by hand / halfstep\n")
     print("| model | dtype | by hand | halfstep over by hand | halfstep over float32 | traced in |")
     print("|---|---|---|---|---|---|")

@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 
 import numpy as np
+from ratios import cell, processor
 
 BACKENDS = ("tensorflow", "jax", "torch")
 BATCH = 32
@@ -134,11 +134,6 @@ def rows_of(backend, arguments):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def cell(ratios):
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return f"{middle:.2f} ({low:.2f}-{high:.2f})"
-
-
 def table(rows):
     lines = ["| backend | model | computed in | Keras' step | halfstep over Keras |"]
     lines.append("|---|---|---|---|---|")
@@ -164,7 +159,7 @@ def main():
     arguments = ["--rounds", str(options.rounds), "--steps", str(options.steps)]
     rows = [{"backend": name, **row} for name in chosen for row in rows_of(name, arguments)]
     packages = ", ".join(f"{name} {version(name)}" for name in ("halfstep", "keras"))
-    print(f"{platform.processor() or platform.machine()}, {packages}, {date.today()}")
+    print(f"{processor()}, {packages}, {date.today()}")
     print("time of a step of fit over that of Keras alone: median (middle half)\n")
     print(table(rows))
 

@@ -9,7 +9,6 @@ ratios of neighbouring runs, with their middle half in brackets.
 import argparse
 import contextlib
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import time
 from datetime import date
 
 import torch
+from ratios import processor
 from torch import nn
 from torch.nn import functional
 
@@ -205,7 +205,7 @@ def main():
         return
     measured = {rules: in_a_process(rules, options.rounds) for rules in RULES}
     versions = f"halfstep {halfstep.__version__}, torch {torch.__version__}"
-    print(f"{platform.processor() or platform.machine()}, 1 thread, {versions}, {date.today()}")
+    print(f"{processor()}, 1 thread, {versions}, {date.today()}")
     print("time of halfstep over time of PyTorch: median (middle half)\n")
     print(table(measured, in_a_process("scaler", options.rounds)))
 

@@ -11,13 +11,13 @@ with their middle half in brackets.
 import argparse
 import contextlib
 import json
-import platform
 import subprocess
 import sys
 from datetime import date
 
 import torch
 from overhead import Transformer, cell, ratio
+from ratios import processor
 from torch import nn
 from torch.nn import functional
 
@@ -174,7 +174,7 @@ def main():
         return
     measured = {rules: in_a_process(rules) for rules in RULES}
     versions = f"halfstep {halfstep.__version__}, torch {torch.__version__}"
-    print(f"{platform.processor() or platform.machine()}, 1 thread, {versions}, {date.today()}")
+    print(f"{processor()}, 1 thread, {versions}, {date.today()}")
     print(f"{options.dtype}; time of a region over time of torch.amp: median (middle half)\n")
     print(table(measured))
 

@@ -10,12 +10,11 @@ import argparse
 import contextlib
 import copy
 import math
-import platform
-import statistics
 from datetime import date
 
 import torch
 from overhead import seconds
+from ratios import cell, processor
 from torch import nn
 
 import halfstep
@@ -182,11 +181,6 @@ def measure(limit, options):
     return {name: [times[name] / one for one, times in rounds] for name in ways}
 
 
-def cell(ratios):
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return f"{middle:.2f} ({low:.2f}-{high:.2f})"
-
-
 def table(measured):
     lines = [f"| | {' | '.join(f'clipping {name}' for name in measured)} |", "|---|---|---|"]
     lines.append("| plain step | 1 | 1 |")
@@ -205,7 +199,7 @@ def main():
     measured = {name: measure(limit, options) for name, limit in LIMITS.items()}
     versions = f"halfstep {halfstep.__version__}, torch {torch.__version__}"
     threads = f"{options.threads} threads"
-    print(f"{platform.processor() or platform.machine()}, {threads}, {versions}, {date.today()}")
+    print(f"{processor()}, {threads}, {versions}, {date.today()}")
     print(f"{MATRICES} matrices of {options.size}x{options.size}, AdamW(fused=True)")
     print("time over that of the plain step: median (middle half)\n")
     print(table(measured))
