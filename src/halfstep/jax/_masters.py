@@ -9,6 +9,7 @@ from halfstep.errors import UsageError
 from halfstep.jax._numbers import is_low
 from halfstep.jax._transformations._installed import optax_for
 from halfstep.jax._transformations._layouts import LAYOUTS, Layout, chosen, widened
+from halfstep.jax._transformations._states import states_of
 from halfstep.jax._transformations._updates import apply_updates
 
 
@@ -101,8 +102,7 @@ def master_params(state: Any, params: Any) -> Any:
         >>> master_params(optimizer.init(params), params)
         {'w': Array([1., 1.], dtype=float32)}
     """
-    leaves = jax.tree.leaves(state, is_leaf=lambda each: isinstance(each, WithMastersState))
-    found = [each for each in leaves if isinstance(each, WithMastersState)]
+    found = states_of(WithMastersState, state)
     if len(found) != 1:
         raise UsageError(
             f"master_params needs exactly one WithMastersState in the state, got {len(found)}. "

@@ -4,14 +4,13 @@ from typing import Any
 
 import jax
 
+from halfstep.core import Culprits, culprits_text
 from halfstep.errors import NonFiniteError, UsageError
 from halfstep.jax._finite import INF, NAN
 from halfstep.jax._transformations._skipping import ApplyIfFiniteState
+from halfstep.jax._transformations._states import states_of
 
-_SHOWN = 5
 _KINDS = {INF: "inf", NAN: "nan", INF | NAN: "inf and nan"}
-
-Culprits = tuple[tuple[str, str], ...]
 
 
 def nonfinite(state: Any, params: Any) -> Culprits:
@@ -86,8 +85,7 @@ def check_skips(state: Any, params: Any = None) -> None:
 
 
 def _found(state: Any) -> ApplyIfFiniteState:
-    leaves = jax.tree.leaves(state, is_leaf=lambda each: isinstance(each, ApplyIfFiniteState))
-    found = [each for each in leaves if isinstance(each, ApplyIfFiniteState)]
+    found = states_of(ApplyIfFiniteState, state)
     if len(found) != 1:
         raise UsageError(
             f"The state needs exactly one ApplyIfFiniteState in it, got {len(found)}. Pass the "
@@ -99,10 +97,8 @@ def _found(state: Any) -> ApplyIfFiniteState:
 def _advice(state: ApplyIfFiniteState, params: Any) -> str:
     who = "Pass params to be told which ones. "
     if params is not None:
-        names = nonfinite(state, params)
-        shown = ", ".join(f"{path or 'the only one'} ({kind})" for path, kind in names[:_SHOWN])
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        who = f"Leaves with non-finite gradients: {shown}{more}. "
+        named = ((path or "the only one", kind) for path, kind in nonfinite(state, params))
+        who = f"Leaves with non-finite gradients: {culprits_text(tuple(named))}. "
     return who + (
         "Compute what is behind them in float32, use bfloat16, or lower the learning rate; if the "
         "loss itself is not finite, no loss scale helps."
