@@ -53,6 +53,8 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/region.py
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/jax_step.py
+	$(BIN)/python benchmarks/keras_fit.py
 
 clean:
 	rm -rf $(VENV) site build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
