@@ -25,6 +25,7 @@ from halfstep.core._skips import culprits_text as culprits_text
 from halfstep.core._skips import levels_to_user as levels_to_user
 from halfstep.core._skips import overflow_reason as overflow_reason
 from halfstep.core._skips import tell_skips as tell_skips
+from halfstep.core._words import operation_word as operation_word
 
 __all__ = [
     "ACTIONS",
@@ -45,6 +46,7 @@ __all__ = [
     "levels_to_user",
     "listening",
     "metric",
+    "operation_word",
     "overflow_reason",
     "override_policy",
     "overriding_policy",

@@ -21,6 +21,7 @@ _NEEDED = (
     "_ExcludeDispatchKeyGuard",
     "_current_graph_task_id",
     "_autocast_supported_devices",
+    "_current_autograd_node",
     "_dispatch_has_kernel",
     "_dispatch_has_kernel_for_dispatch_key",
     "_dispatch_keyset_full_after",
@@ -32,6 +33,9 @@ _NEEDED = (
 SUPPORTED = "2.11 or later"
 
 _missing = [name for name in _NEEDED if not hasattr(torch._C, name)]
+_missing += (
+    [] if hasattr(torch._C._autograd, "_get_sequence_nr") else ["_autograd._get_sequence_nr"]
+)
 if _missing:
     raise UnsupportedVersionError(
         f"halfstep.torch needs PyTorch {SUPPORTED}, got {torch.__version__}, which lacks "
@@ -195,6 +199,21 @@ def backward_pass() -> int:
 def in_backward() -> bool:
     """Returns whether this thread works on a backward pass."""
     return backward_pass() != -1
+
+
+def running_node() -> Any:
+    """Returns the node whose gradients this thread computes, None for none."""
+    return torch._C._current_autograd_node()
+
+
+def newest_node() -> int:
+    """Returns the number of the node that this thread made last, which is that of its operation."""
+    return torch._C._autograd._get_sequence_nr() - 1
+
+
+def number_of(node: Any) -> int:
+    """Returns the number of a node, which counts those that its thread made."""
+    return int(node._sequence_nr())
 
 
 def accumulates(leaf: Any) -> bool:

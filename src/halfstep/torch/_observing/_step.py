@@ -1,0 +1,131 @@
+"""One step of training, forward and backward, which leaves everything as it was."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from halfstep.errors import UsageError
+from halfstep.torch._observing._formats import Formats, computing, widened
+from halfstep.torch._observing._places import Places
+from halfstep.torch._observing._ran import Ran
+from halfstep.torch._observing._roles import Roles
+from halfstep.torch._observing._trial import Trial
+from halfstep.torch._observing._untouched import (
+    Untouched,
+    gradients_apart,
+    regions_apart,
+    undrawn,
+)
+from halfstep.torch._observing._watching import Watching
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is run.
+
+    Args:
+        model: The model.
+        batch: What the loss is called with besides.
+        loss_fn: Computes the loss of a model and a batch.
+        loss_scale: What multiplies the loss.
+        formats: In which formats.
+        trial: Looks at operations, and changes them.
+    """
+
+    model: nn.Module
+    batch: Any
+    loss_fn: Callable[[Any, Any], Any]
+    loss_scale: float = 1.0
+    formats: Formats = Formats()
+    trial: Trial = Trial()
+
+    @property
+    def name(self) -> str:
+        """What the place outside of the model is called."""
+        name: str = getattr(self.loss_fn, "__name__", "loss_fn")
+        return name if name.isidentifier() else "loss_fn"
+
+
+@dataclass(frozen=True)
+class Step:
+    """What happened in a step.
+
+    Args:
+        ran: The operations, in order.
+        loss_finite: Whether the loss is finite.
+        gradients_finite: Whether there are no gradients that are not finite.
+    """
+
+    ran: tuple[Ran, ...]
+    loss_finite: bool = True
+    gradients_finite: bool = True
+
+    @property
+    def finite(self) -> bool:
+        """Whether the step is fit to train with."""
+        return self.loss_finite and self.gradients_finite
+
+    def finite_in(self, phase: str) -> bool:
+        """Returns whether what a pass is for is finite."""
+        return self.loss_finite if phase == "forward" else self.finite
+
+    @property
+    def made(self) -> list[Ran]:
+        """The operations that made something that is not finite."""
+        return [each for each in self.ran if each.made is not None and not each.entered]
+
+
+def run(case: Case) -> Step:
+    """Runs a step and returns what happened."""
+    untouched, places = Untouched(case.model), Places(case.model, case.name)
+    watching = Watching(
+        places, Roles(case.model, case.batch), untouched, _losses.__code__, case.trial
+    )
+    with contextlib.ExitStack() as stack:
+        for each in (undrawn(), regions_apart(case.model), torch.inference_mode(False)):
+            stack.enter_context(each)
+        stack.callback(untouched.restore)
+        for each in (computing(case.formats, case.model), torch.enable_grad(), places.followed()):
+            stack.enter_context(each)
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        return _seen(case, watching)
+
+
+def _seen(case: Case, watching: Watching) -> Step:
+    batch = widened(case.batch) if case.formats.low is torch.float32 else case.batch
+    parameters, loss_finite = list(case.model.parameters()), False
+    with gradients_apart(parameters):
+        for loss in _losses(case, batch, watching):
+            loss_finite = bool(loss.detach().isfinite())
+            if not loss_finite:
+                break
+        grads = [each.grad for each in parameters if each.grad is not None]
+        finite = all(bool(each.isfinite().all()) for each in grads)
+    return Step(tuple(watching.operations()), loss_finite, finite)
+
+
+def _losses(case: Case, batch: Any, watching: Watching) -> Iterator[Tensor]:
+    """Yields the loss, and goes on backward when asked for more."""
+    with watching:
+        loss = _checked(case.loss_fn(case.model, batch))
+        if case.loss_scale != 1.0:
+            loss = loss * case.loss_scale
+    yield loss
+    if loss.requires_grad:
+        watching.begin_backward()
+        with watching:
+            loss.backward()
+
+
+def _checked(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        found = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+        raise UsageError(
+            f"diagnose needs a loss_fn(model, batch) that returns a loss of one number, got {found}."
+            " Return what the training calls backward() on."
+        )
+    return loss
