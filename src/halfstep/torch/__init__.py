@@ -30,8 +30,9 @@ from halfstep.torch._master import Masters as Masters
 from halfstep.torch._master import keep_masters as keep_masters
 from halfstep.torch._prepare import prepare as prepare
 from halfstep.torch._region import Region as Region
-from halfstep.torch._region import UnusedRegionWarning as UnusedRegionWarning
 from halfstep.torch._regions._release import accumulate as accumulate
+from halfstep.torch._regions._unused import UnusedRegionWarning as UnusedRegionWarning
+from halfstep.torch._regions._widening import WidenedRegionWarning as WidenedRegionWarning
 from halfstep.torch._saved import saved_bytes as saved_bytes
 from halfstep.torch._scaler import GradScaler as GradScaler
 from halfstep.torch._scaling._master import RoundedStateWarning as RoundedStateWarning
@@ -56,6 +57,7 @@ __all__ = [
     "StepRecord",
     "UnmatchedRuleWarning",
     "UnusedRegionWarning",
+    "WidenedRegionWarning",
     "accumulate",
     "autocast",
     "custom_bwd",

@@ -14,7 +14,8 @@ from halfstep.errors import UsageError
 from halfstep.torch._masters._kept import kept_tensors
 from halfstep.torch._once import once
 from halfstep.torch._prepare import prepare
-from halfstep.torch._region import Region, UnusedRegionWarning
+from halfstep.torch._region import Region
+from halfstep.torch._regions._unused import UnusedRegionWarning
 from halfstep.torch._saved import saved_bytes
 from halfstep.torch._scaling._gradients import parameters_of
 from halfstep.torch._storages import GradientPeak, StorageCounter, plain_tensors

@@ -9,6 +9,7 @@ from halfstep.core import Policy, emit, listening
 from halfstep.errors import UsageError
 from halfstep.torch._region import Region
 from halfstep.torch._regions._attach import (
+    checked_handling,
     checked_masters,
     checked_module,
     checked_optimizers,
@@ -28,6 +29,7 @@ def prepare(
     grad_dtype: str | None = None,
     bucket_bytes: int | None = None,
     release: bool = False,
+    on_overflow: str = "skip",
 ) -> Region:
     """Makes a model train in mixed precision, in place; the training loop stays as it is.
 
@@ -50,6 +52,9 @@ def prepare(
         release: Whether gradients are applied, and freed, as soon as backward has left the model,
             which is then a part of what the optimizer trains. All of its parameters are stepped, or
             none. `optimizer.step()` does the rest, and comes after each backward; see `accumulate`.
+        on_overflow: `skip` leaves it at skipped steps and a lower scale. `widen` also looks into
+            what overflows on and on although the scale is low, and lets that operation run in
+            float32 from then on, with a warning; see `Region.widened`.
 
     Returns:
         What tells about scale and steps, is saved with a checkpoint, and undoes it all.
@@ -85,7 +90,8 @@ def prepare(
     optimizers = checked_optimizers(optimizer, module)
     chosen = checked_policy(policy)
     settings = checked_masters(masters, chosen, grad_dtype, bucket_bytes)
-    region = Region(module, chosen, fresh(chosen.scale.init(), device_of(module)))
+    handling = checked_handling(on_overflow, release=release)
+    region = Region(module, chosen, fresh(chosen.scale.init(), device_of(module)), handling)
     if settings is None:
         refuse_half(module)
     else:

@@ -1,7 +1,6 @@
 """A region: a model inside which gradients are scaled and outside of which they are true."""
 
 import contextlib
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from halfstep.core import Policy, ScaleState, levels_to_user
+from halfstep.core import Policy, Rule, ScaleState
 from halfstep.errors import NonFiniteError, UsageError
 from halfstep.torch._autocast import settings_of
 from halfstep.torch._dtypes import compute_dtype
@@ -33,17 +32,15 @@ from halfstep.torch._regions._graph import Capture
 from halfstep.torch._regions._guard import guard
 from halfstep.torch._regions._release import Release, refuse_unreleasable
 from halfstep.torch._regions._release import release as release_of
-from halfstep.torch._regions._state import Cells, overflowed, settled
+from halfstep.torch._regions._state import Cells, fresh, overflowed, settled
 from halfstep.torch._regions._strays import Leaves
+from halfstep.torch._regions._unused import warn_of_no_use
+from halfstep.torch._regions._widening import HANDLERS, with_rules
 from halfstep.torch._scaling._gradients import ParameterNames
 from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord, advice
 from halfstep.torch._tracing import constant
 
 _OVERFLOW = "gradients were not finite"
-
-
-class UnusedRegionWarning(UserWarning):
-    """An optimizer trains a model that was prepared but never called."""
 
 
 class Region(Clipping):
@@ -58,11 +55,13 @@ class Region(Clipping):
         >>> region.remove()
     """
 
-    def __init__(self, module: nn.Module, policy: Policy, cells: Cells) -> None:
-        self._policy = policy
+    def __init__(
+        self, module: nn.Module, policy: Policy, cells: Cells, on_overflow: str = "skip"
+    ) -> None:
+        self._asked, self._on_overflow = policy, on_overflow
+        self._handler = HANDLERS[on_overflow]()
+        self._follow(())
         self._output_dtype = compute_dtype(policy.output_dtype)
-        # A function of a constant, which every tracer can run.
-        self._settings = constant(lambda device_type: settings_of(policy, device_type))
         self._scaled = policy.scale.kind != "none"
         self._rule = str(policy.scale)
         self._cells = cells
@@ -88,8 +87,20 @@ class Region(Clipping):
 
     @property
     def policy(self) -> Policy:
-        """The policy of the region."""
+        """The policy of the region, with the rules in `widened`."""
         return self._policy
+
+    @property
+    def widened(self) -> tuple[Rule, ...]:
+        """The rules that came of overflows with `on_overflow="widen"`, in order."""
+        return self._widened
+
+    def _follow(self, widened: tuple[Rule, ...]) -> None:
+        """Runs by the policy that was asked for, with some rules on top."""
+        self._widened = widened
+        self._policy = policy = with_rules(self._asked, widened)
+        # A function of a constant, which every tracer can run.
+        self._settings = constant(lambda device_type: settings_of(policy, device_type))
 
     @property
     def scale(self) -> float:
@@ -165,9 +176,18 @@ class Region(Clipping):
         """Returns whether gradients are released, and none was left to a step."""
         return self.releases and not any(each.is_left() for each in self._releases or ())
 
-    def state_dict(self) -> dict[str, float]:
-        """Returns the state of the scale for a checkpoint, as plain numbers."""
-        return _checkpoint.saved(self._cells)
+    def _restart(self, scale: float) -> None:
+        """Goes on at a scale that is as good as new."""
+        begun = fresh(ScaleState(scale), self._cells.scale.device)
+        # How often there were faults goes on, for the optimizers that have counted them.
+        for cell, value in zip(self._cells[:-1], begun, strict=False):
+            cell.copy_(value)
+        self._history.changed(self._known_scale, scale, "an operation was widened")
+        self._known_scale = scale
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the scale for a checkpoint, as plain numbers, and rules."""
+        return _checkpoint.saved(self._cells) | _checkpoint.saved_rules(self._widened)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads what `state_dict` returned, or the state dict of a GradScaler.
@@ -176,7 +196,9 @@ class Region(Clipping):
             state_dict: The state.
         """
         before = self.scale
+        widened = _checkpoint.rules_in(state_dict)
         _checkpoint.load(self._cells, state_dict)
+        self._follow(widened)
         for optimizer in self._attached():
             guard(optimizer).join(self)
         self._known_scale = self.scale
@@ -220,7 +242,9 @@ class Region(Clipping):
 
     def _copied(self, module: nn.Module, copies: Mapping[int, Any]) -> "Region":
         """Returns a region of a copy of the module, with the same state and no optimizer."""
-        again = Region(module, self._policy, Cells(*[cell.clone() for cell in self._cells]))
+        cells = Cells(*[cell.clone() for cell in self._cells])
+        again = Region(module, self._asked, cells, self._on_overflow)
+        again._follow(self._widened)
         again._masters = self._masters
         again._halved = self._halved.of_copies(copies)
         again._releases = None if self._releases is None else []
@@ -238,25 +262,13 @@ class Region(Clipping):
         return self._scaled and self.scale < self._cells.scale.item()
 
     def _note(self, optimizer: Optimizer, record: StepRecord) -> None:
-        if not self._used and self._has_gradients():
-            self._warn_of_no_use()
+        if not self._used:
+            warn_of_no_use(self)
         self._last_step = record
         if self._cells.scale.is_cpu or (record.known and record.skipped):
             self._note_scale(record)
+            self._handler.step(self, record)
         self._history.add(optimizer, record)
-
-    def _has_gradients(self) -> bool:
-        module = self._module()
-        return module is not None and any(each.grad is not None for each in module.parameters())
-
-    def _warn_of_no_use(self) -> None:
-        self._used = True
-        text = (
-            f"An optimizer of {self!r} steps, but the model was never called, so nothing of it ran "
-            "in mixed precision. Call the model itself, not another method of it, or prepare the "
-            "part that is called."
-        )
-        warnings.warn(UnusedRegionWarning(text), stacklevel=levels_to_user())
 
     def _note_scale(self, record: StepRecord | None = None) -> None:
         scale = self.scale if self._scaled else self._known_scale
@@ -270,7 +282,7 @@ class Region(Clipping):
 
     def _refuse_floor(self, record: StepRecord) -> None:
         """Raises an error if gradients overflow although the scale cannot go any lower."""
-        if not (self._scaled and overflowed(self._cells)):
+        if not (self._scaled and overflowed(self._cells)) or self._handler.waits():
             return
         rule = self._policy.scale
         if rule.at_floor(ScaleState(self.scale)) and not self._backs_off():

@@ -7,10 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
+from halfstep.core import Rule
 from halfstep.errors import MissingKeyError, UsageError
 from halfstep.torch._regions._state import PROVEN, Cells, numbers
 
 _KEYS = Cells._fields
+_RULES = "widened"
 # What a GradScaler calls the counters, and that its scale is a proven one; the rest are settings.
 _OF_SCALER = {"_growth_tracker": "finite_steps", "_overflows": "overflows"}
 _PROVEN = dict.fromkeys(_KEYS, 0.0) | {"proof": float(PROVEN)}
@@ -25,6 +27,27 @@ def saved(cells: Cells) -> dict[str, float]:
         8.0
     """
     return dict(zip(_KEYS, numbers(cells), strict=True))
+
+
+def saved_rules(rules: tuple[Rule, ...]) -> dict[str, list[dict[str, Any]]]:
+    """Returns rules as plain data, nothing where there are none.
+
+    Example:
+        >>> saved_rules(())
+        {}
+    """
+    return {_RULES: [each.to_dict() for each in rules]} if rules else {}
+
+
+def rules_in(state_dict: Any) -> tuple[Rule, ...]:
+    """Returns the rules that `saved_rules` saved."""
+    rows = state_dict.get(_RULES, ()) if isinstance(state_dict, Mapping) else ()
+    if not isinstance(rows, (list, tuple)):
+        raise UsageError(
+            f"load_state_dict() needs {_RULES!r} to be a list of rules, got {rows!r}. Pass what "
+            "region.state_dict() returned."
+        )
+    return tuple(Rule.from_dict(each) for each in rows)
 
 
 def load(cells: Cells, state_dict: Any) -> None:

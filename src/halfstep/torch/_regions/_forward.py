@@ -63,7 +63,7 @@ class Forward:
         releases = self.region._releases or ()
         for each in releases:
             each.call()
-        output = self._enter(self, args, kwargs)
+        output = self.region._handler.call(lambda: self._enter(self, args, kwargs), args, kwargs)
         for each in releases:
             each.left(output)
         return output

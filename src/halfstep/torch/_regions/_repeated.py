@@ -1,0 +1,55 @@
+"""A call of a region that can be made again, with the gradients that came back to it."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+from halfstep.torch._regions._tree import tensors_in, with_tensors
+
+_Output = TypeVar("_Output")
+
+
+class Repeated:
+    """A call of a region, to be made before the arguments change.
+
+    Args:
+        args: What it was called with.
+        kwargs: What it was called with by name.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors = tensors_in((args, kwargs))
+        # Apart from the graph in front of it, which is not gone through again.
+        self._called = with_tensors((args, kwargs), [_apart(each) for each in tensors])
+        self._drawn = torch.get_rng_state(), get_device_states(*tensors)
+        self._gradients: dict[int, Tensor] = {}
+
+    def watched(self, output: _Output) -> _Output:
+        """Returns an output, and keeps the gradients that come back to it."""
+        for place, tensor in enumerate(tensors_in(output)):
+            if tensor.requires_grad:
+                tensor.register_hook(self._keeper(place))
+        return output
+
+    def _keeper(self, place: int) -> Callable[[Tensor], None]:
+        def keep(gradient: Tensor) -> None:
+            self._gradients[place] = gradient.detach()
+
+        return keep
+
+    def loss(self, module: nn.Module) -> Tensor:
+        """Makes the call again, and returns a number to which it has the same gradients."""
+        random, devices = self._drawn
+        torch.set_rng_state(random)
+        set_device_states(*devices)
+        args, kwargs = self._called
+        outputs = tensors_in(module(*args, **kwargs))
+        parts = [(outputs[at] * each).sum().float() for at, each in self._gradients.items()]
+        return torch.stack(parts).sum() if parts else torch.zeros(())
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)

@@ -1,0 +1,128 @@
+"""What a region does about overflows that no scale cures: it finds their operation, and widens it.
+
+Which operation it was shows only where a step is gone through once more. So once steps are skipped
+on and on, the calls of a step are kept, and made again when that step is skipped, too.
+"""
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from halfstep.core import Fault, Policy, Rule, Rules, emit, levels_to_user, listening
+from halfstep.torch._regions._repeated import Repeated
+from halfstep.torch._scaling._steps import StepRecord
+
+if TYPE_CHECKING:
+    from halfstep.torch._region import Region
+
+_Output = TypeVar("_Output")
+
+# Where gradients as large as those of a plain loss overflow, smaller ones vanish already.
+_LOW = 1.0
+_PATIENCE = 2
+_MOST_CALLS = 16
+
+
+class WidenedRegionWarning(UserWarning):
+    """A region runs an operation in float32 from now on, because it overflowed on and on."""
+
+
+class Skipping:
+    """Leaves it at skipping steps."""
+
+    def call(self, forward: Callable[[], _Output], args: Any, kwargs: Any) -> _Output:
+        """Runs a forward."""
+        return forward()
+
+    def step(self, region: "Region", record: StepRecord) -> None:
+        """Takes notice of what a step did."""
+
+    def waits(self) -> bool:
+        """Returns whether there is something to be tried before a region gives up."""
+        return False
+
+
+class Widening(Skipping):
+    """Lets operations run in float32 that overflow on and on."""
+
+    def __init__(self) -> None:
+        # Steps in a row that were skipped for no fault of the scale.
+        self._row = 0
+        self._calls: list[Repeated] = []
+        # The scale before such a row, None for the first one.
+        self._scale: float | None = None
+
+    def call(self, forward: Callable[[], _Output], args: Any, kwargs: Any) -> _Output:
+        """Runs a forward, and keeps the call if it is to be looked into."""
+        if not self._looks() or len(self._calls) == _MOST_CALLS:
+            return forward()
+        repeated = Repeated(args, kwargs)
+        self._calls.append(repeated)
+        return repeated.watched(forward())
+
+    def step(self, region: "Region", record: StepRecord) -> None:
+        """Takes notice of what a step did, and looks into one that was skipped."""
+        calls, self._calls = self._calls, []
+        hopeless = record.skipped and (record.loss_nonfinite or region.scale <= _low(region))
+        self._row = self._row + 1 if hopeless else 0
+        if not record.skipped:
+            self._scale = record.scale
+        if hopeless and calls:
+            self._row = 0
+            self._look(region, calls)
+
+    def waits(self) -> bool:
+        """Returns whether there is something to be tried before a region gives up."""
+        return 0 < self._row <= _PATIENCE
+
+    def _looks(self) -> bool:
+        ready = self._row >= _PATIENCE and torch.is_grad_enabled()
+        return ready and not torch.compiler.is_compiling()
+
+    def _look(self, region: "Region", calls: list[Repeated]) -> None:
+        from halfstep.torch._diagnose import diagnose
+
+        module = region._module()
+        first = None if module is None else diagnose(module, calls, _again).first
+        if first is not None and first.rule is not None:
+            region._follow((*region.widened, first.rule))
+            region._restart(self._scale or region.policy.scale.init_scale)
+            _tell(region, first, first.rule)
+
+
+def _again(module: nn.Module, calls: list[Repeated]) -> Tensor:
+    return torch.stack([each.loss(module) for each in calls]).sum()
+
+
+def _low(region: "Region") -> float:
+    rule = region.policy.scale
+    return max(_LOW, rule.min_scale) if rule.kind == "dynamic" else rule.init_scale
+
+
+def _tell(region: "Region", fault: Fault, rule: Rule) -> None:
+    if listening():
+        emit("widened", rule=rule)
+    text = (
+        f"{region!r} runs {rule.target} in float32 from now on, in {rule.where or 'all modules'}, "
+        f"because it overflowed on and on: {str(fault).splitlines()[0]}. To begin with that, write "
+        f"policy={str(region.policy)!r}."
+    )
+    warnings.warn(WidenedRegionWarning(text), stacklevel=levels_to_user())
+
+
+HANDLERS: dict[str, Callable[[], Skipping]] = {"skip": Skipping, "widen": Widening}
+
+
+def with_rules(policy: Policy, rules: tuple[Rule, ...]) -> Policy:
+    """Returns a policy with some rules on top of its own."""
+    together = functools.reduce(_with_rule, rules, policy.rules)
+    return dataclasses.replace(policy, rules=together)
+
+
+def _with_rule(rules: Rules, rule: Rule) -> Rules:
+    return rules.with_rule(**rule.to_dict())
