@@ -1,10 +1,9 @@
 """Lets regions and autocast compute in other formats than they were asked for."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +12,24 @@ from torch.utils import _pytree
 from halfstep.core import Rule, Rules, replace
 from halfstep.torch._dtypes import HALF
 from halfstep.torch._engine import _state
-from halfstep.torch._engine._paths import UnmatchedRuleWarning
 
 Undo = Callable[[], None]
+
+
+class Asked(NamedTuple):
+    """What an autocast was asked for.
+
+    Args:
+        native: Whether it is PyTorch's own.
+        device_type: Where it casts.
+        dtype: The compute dtype.
+        rules: The text of its rules; PyTorch's own has none.
+    """
+
+    native: bool
+    device_type: str
+    dtype: torch.dtype
+    rules: str
 
 
 @dataclass(frozen=True)
@@ -25,10 +39,12 @@ class Formats:
     Args:
         low: The compute dtype; float32 switches it off, None leaves it.
         edits: Rows that are put on top of the rules in force.
+        ours: Whether PyTorch's own autocast follows the default rules.
     """
 
     low: torch.dtype | None = None
     edits: tuple[Rule, ...] = ()
+    ours: bool = False
 
     @property
     def as_asked(self) -> bool:
@@ -38,7 +54,7 @@ class Formats:
             >>> Formats().as_asked, Formats(torch.float32).as_asked
             (True, False)
         """
-        return self.low is None and not self.edits
+        return self.low is None and not self.edits and not self.ours
 
     def enabled(self, asked: bool) -> bool:
         """Returns whether anything is cast."""
@@ -48,44 +64,67 @@ class Formats:
         """Returns what is computed in."""
         return asked if self.low is None or self.low is torch.float32 else self.low
 
-    def rules(self, asked: str) -> str:
-        """Returns the text of the rules, with the edits."""
-        if not asked or not self.edits:
-            return asked
-        rules = Rules.parse(asked)
-        for edit in self.edits:
-            rules = rules.with_rule(edit.target, edit.action, reason=edit.reason, where=edit.where)
-        return str(rules)
+    def rules(self, asked: str, *, native: bool = False) -> str:
+        """Returns the text of the rules, with the edits; an empty one stands for PyTorch's own."""
+        if native and (self.ours or self.edits):
+            asked = _state.DEFAULT
+        return str(edited(Rules.parse(asked), self.edits)) if asked else ""
+
+
+def edited(rules: Rules, edits: tuple[Rule, ...]) -> Rules:
+    """Returns rules with some rows on top of them."""
+    for each in edits:
+        rules = rules.with_rule(each.target, each.action, reason=each.reason, where=each.where)
+    return rules
 
 
 @contextlib.contextmanager
-def computing(formats: Formats, model: nn.Module) -> Iterator[None]:
-    """Makes regions and autocast, PyTorch's own too, compute in formats until the block ends."""
-    if formats.as_asked:
-        yield
-        return
+def computing(formats: Formats, model: nn.Module) -> Iterator[list[Asked]]:
+    """Makes regions and autocast, PyTorch's own too, compute in formats until the block ends.
+
+    Yields:
+        What they were asked for, in the order in which they were entered.
+    """
+    asked: list[Asked] = []
+    enter = _state.enter
     with contextlib.ExitStack() as stack:
-        for undo in _changes(formats):
+        for undo in (*_ours(formats, asked), *_native(formats, asked, enter)):
             stack.callback(undo)
         if formats.low is torch.float32:
             stack.enter_context(_widened(model))
-        yield
+        yield asked
 
 
-def _changes(formats: Formats) -> Iterator[Undo]:
+def _ours(formats: Formats, asked: list[Asked]) -> Iterator[Undo]:
     def enter(
         original: Any, device_type: str, dtype: Any, enabled: bool, cached: bool, rules: str
     ) -> None:
+        if enabled and rules:
+            asked.append(Asked(False, device_type, dtype, rules))
         dtype, enabled = formats.dtype(dtype), formats.enabled(enabled)
         original(device_type, dtype, enabled, cached, formats.rules(rules))
 
-    def enter_native(_: Any, native: Any) -> Any:
-        _state.enter(native.device, native.fast_dtype, native._enabled, False, _state.DEFAULT)
+    yield replace(_state, "enter", enter)
+
+
+def _native(
+    formats: Formats, asked: list[Asked], enter_region: Callable[..., None]
+) -> Iterator[Undo]:
+    def enter(original: Any, native: Any) -> Any:
+        device_type, dtype, enabled = native.device, native.fast_dtype, native._enabled
+        if enabled:
+            asked.append(Asked(True, device_type, dtype, ""))
+        if formats.as_asked:
+            return original(native)
+        dtype, enabled = formats.dtype(dtype), formats.enabled(enabled)
+        enter_region(device_type, dtype, enabled, False, formats.rules("", native=True))
         return native
 
-    yield replace(_state, "enter", enter)
-    yield replace(torch.autocast, "__enter__", enter_native)
-    yield replace(torch.autocast, "__exit__", lambda _, native, *error: _state.leave())
+    def leave(original: Any, native: Any, *error: Any) -> Any:
+        return original(native, *error) if formats.as_asked else _state.leave()
+
+    yield replace(torch.autocast, "__enter__", enter)
+    yield replace(torch.autocast, "__exit__", leave)
 
 
 @contextlib.contextmanager
