@@ -1,6 +1,7 @@
 """One step of training, forward and backward, which leaves everything as it was."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from halfstep.errors import UsageError
-from halfstep.torch._observing._formats import Formats, computing, widened
+from halfstep.torch._observing._formats import Asked, Formats, computing, widened
 from halfstep.torch._observing._places import Places
 from halfstep.torch._observing._ran import Ran
 from halfstep.torch._observing._roles import Roles
@@ -32,6 +33,7 @@ class Case:
         batch: What the loss is called with besides.
         loss_fn: Computes the loss of a model and a batch.
         loss_scale: What multiplies the loss.
+        factor: What multiplies the scales of regions.
         formats: In which formats.
         trial: Looks at operations, and changes them.
     """
@@ -40,6 +42,7 @@ class Case:
     batch: Any
     loss_fn: Callable[[Any, Any], Any]
     loss_scale: float = 1.0
+    factor: float = 1.0
     formats: Formats = Formats()
     trial: Trial = Trial()
 
@@ -58,11 +61,13 @@ class Step:
         ran: The operations, in order.
         loss_finite: Whether the loss is finite.
         gradients_finite: Whether there are no gradients that are not finite.
+        asked: The autocasts that were entered.
     """
 
     ran: tuple[Ran, ...]
     loss_finite: bool = True
     gradients_finite: bool = True
+    asked: tuple[Asked, ...] = ()
 
     @property
     def finite(self) -> bool:
@@ -86,13 +91,15 @@ def run(case: Case) -> Step:
         places, Roles(case.model, case.batch), untouched, _losses.__code__, case.trial
     )
     with contextlib.ExitStack() as stack:
-        for each in (undrawn(), regions_apart(case.model), torch.inference_mode(False)):
-            stack.enter_context(each)
+        stack.enter_context(undrawn())
+        stack.enter_context(regions_apart(case.model, case.factor))
         stack.callback(untouched.restore)
-        for each in (computing(case.formats, case.model), torch.enable_grad(), places.followed()):
-            stack.enter_context(each)
+        stack.enter_context(torch.inference_mode(False))
+        asked = stack.enter_context(computing(case.formats, case.model))
+        stack.enter_context(places.followed())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        return _seen(case, watching)
+        with torch.enable_grad():
+            return dataclasses.replace(_seen(case, watching), asked=tuple(dict.fromkeys(asked)))
 
 
 def _seen(case: Case, watching: Watching) -> Step:
@@ -125,7 +132,7 @@ def _checked(loss: Any) -> Tensor:
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         found = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
         raise UsageError(
-            f"diagnose needs a loss_fn(model, batch) that returns a loss of one number, got {found}."
-            " Return what the training calls backward() on."
+            "diagnose needs a loss_fn(model, batch) that returns a loss of one number, got "
+            f"{found}. Return what the training calls backward() on."
         )
     return loss

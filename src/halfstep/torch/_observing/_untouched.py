@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from halfstep.torch._observing._roles import storage
 from halfstep.torch._private import preserved_version
 from halfstep.torch._regions._forward import forward_of
+from halfstep.torch._regions._state import Cells
 
 
 class Untouched:
@@ -85,14 +86,22 @@ def undrawn() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def regions_apart(model: nn.Module) -> Iterator[None]:
-    """Lets the regions of a model be as they were, and apply no gradients, until the block ends."""
+def regions_apart(model: nn.Module, factor: float) -> Iterator[None]:
+    """Lets the regions of a model be as they were, and apply no gradients, until the block ends.
+
+    Args:
+        model: The model.
+        factor: What their scales are multiplied by meanwhile.
+    """
     before = {each: forward_of(each) for each in model.modules()}
     kept = [(each.region, dict(vars(each.region))) for each in before.values() if each]
     for region, _ in kept:
+        cells = Cells(*[cell.clone() for cell in region._cells])
+        region._cells = cells._replace(scale=cells.scale * factor)
+        region._own_hooks = set(region._own_hooks)
+        region._located = True
         if region._releases is not None:
             region._releases = []
-        region._own_hooks = set(region._own_hooks)
     try:
         yield
     finally:

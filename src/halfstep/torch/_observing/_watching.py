@@ -184,7 +184,7 @@ class Watching(TorchDispatchMode):
     def _enter(self, tensor: Tensor, held: _Seen, origin: _Origin) -> None:
         """Notes a tensor that comes from outside."""
         name = self._roles.name(tensor)
-        place = Place(name, 0, None) if name else origin.place
+        place = Place(name, 0, is_root=False) if name else origin.place
         key = Key(place.path, place.call, "forward", "data", 0)
         self._notes.append(_Note(place, key, "data", "", [], [held], (), entered=True))
 
