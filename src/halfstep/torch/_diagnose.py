@@ -10,6 +10,7 @@ from torch import nn
 
 from halfstep.core import Diagnosis, Fault, Policy
 from halfstep.errors import UsageError
+from halfstep.torch._global import global_policy
 from halfstep.torch._observing._formats import Formats
 from halfstep.torch._observing._ran import Ran, Value
 from halfstep.torch._observing._remedy import Remedies, attempted
@@ -100,7 +101,8 @@ def _in_float32(case: Case) -> Step:
 
 def _fault(ran: Ran, kinds: Kinds) -> Fault:
     made = ran.bad
-    assert made is not None and made.held is not None  # or it would be no fault
+    assert made is not None  # or it would be no fault
+    assert made.held is not None
     kind = "nan" if made.held.has_nan else "inf"
     fault = _told(ran, made, kinds.found.get(ran.key, kind))
     largest = made.held.largest if ran.entered else ran.largest
@@ -124,16 +126,18 @@ def _told(ran: Ran, value: Value, kind: str) -> Fault:
 @contextlib.contextmanager
 def _under(model: nn.Module, policy: Policy | str | None) -> Iterator[None]:
     """Makes a model a region until the block ends."""
-    if policy is None:
+    prepared = any(forward_of(each) for each in model.modules())
+    everywhere = global_policy()
+    if policy is None and (prepared or everywhere.compute_dtype == "float32"):
         yield
         return
-    if any(forward_of(each) for each in model.modules()):
+    if prepared:
         raise UsageError(
             f"diagnose needs a model that is not prepared to run it by policy={str(policy)!r}, got "
             f"{type(model).__name__}, which is. Leave out policy=, or call remove() on its region."
         )
-    region = prepare(model, policy=policy)
-    region._used = True
+    region = prepare(model, policy=policy or everywhere)
+    region._used, region._automatic = True, policy is None
     try:
         yield
     finally:

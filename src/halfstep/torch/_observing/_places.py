@@ -100,20 +100,20 @@ def _wrappers(model: nn.Module, whole: nn.Module) -> Iterator[nn.Module]:
         (model,) = model.children()
 
 
-def line(stop: CodeType) -> str:
+def line(stop: tuple[CodeType, ...]) -> str:
     """Returns the innermost line that runs outside of PyTorch and halfstep, "" for none.
 
     Args:
-        stop: The function within which lines count.
+        stop: The functions within which lines count.
 
     Example:
         >>> def around():
-        ...     return line(around.__code__)
-        >>> "around" in line(line.__code__), around()
-        (False, '')
+        ...     return line((around.__code__,))
+        >>> around()
+        ''
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not stop:
+    while frame is not None and frame.f_code not in stop:
         code = frame.f_code
         if not code.co_filename.startswith(_OWN):
             return f"{code.co_filename}:{frame.f_lineno} ({code.co_qualname})"

@@ -1,7 +1,6 @@
 """What to write so that a fault is gone; it has been tried."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -73,15 +72,14 @@ class Remedies:
     def _constant(self, ran: Ran) -> str:
         """Returns what to write in place of a number that the format cannot hold."""
         limit = Format.named(ran.outputs[0].dtype).max
-        written = max(ran.constants, key=abs, default=0.0)
-        if abs(written) <= limit:
+        written = min(ran.constants, default=0.0)
+        if written >= -limit:
             return ""
         # Half of what there is, so that there is room for what it is added to.
-        instead = math.copysign(limit / 2, written)
-        change: Callable[[Any], Any] = lambda value: instead if value == written else value
+        instead = -limit / 2
         dtype = ran.outputs[0].dtype
         text = _CONSTANT.format(instead=instead, written=written, dtype=dtype)
-        return text if self._helps(trial=Mended(ran.key, _numbers_only(change))) else ""
+        return text if self._helps(trial=Mended(ran.key, _replacing(written, instead))) else ""
 
     def _mask(self, ran: Ran) -> str:
         """Returns what to write where masks are so low that they leave no number in a row."""
@@ -129,8 +127,10 @@ class Remedies:
 
     def _scaled(self, power: int) -> Case:
         """Returns the case with another scale, the region's where there is one."""
-        name = "loss_scale" if self.way.region is None else "factor"
-        return dataclasses.replace(self.case, **{name: getattr(self.case, name) * 2.0**power})
+        case, by = self.case, 2.0**power
+        if self.way.region is None:
+            return dataclasses.replace(case, loss_scale=case.loss_scale * by)
+        return dataclasses.replace(case, factor=case.factor * by)
 
     def _scale_of(self, case: Case) -> float:
         region = self.way.region
@@ -162,9 +162,8 @@ class Remedies:
         return text if text and self._helps(Formats(torch.bfloat16)) else ""
 
     def _helps(self, formats: Formats | None = None, trial: Trial | None = None) -> bool:
-        changes = {"formats": formats, "trial": trial}
-        given = {name: each for name, each in changes.items() if each is not None}
-        return self._tried(dataclasses.replace(self.case, **given)) is not None
+        formats, trial = formats or self.case.formats, trial or self.case.trial
+        return self._tried(dataclasses.replace(self.case, formats=formats, trial=trial)) is not None
 
     def _tried(self, case: Case) -> Step | None:
         """Returns the step of a case that has no fault left."""
@@ -193,8 +192,8 @@ def _first(texts: Iterable[str]) -> str:
     return next(filter(None, texts), "")
 
 
-def _numbers_only(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: change(value) if isinstance(value, float | int) else value
+def _replacing(old: float, new: float) -> Callable[[Any], Any]:
+    return lambda value: new if isinstance(value, float | int) and value == old else value
 
 
 def _is_sum_of_masks(ran: Ran, lowest: float) -> bool:

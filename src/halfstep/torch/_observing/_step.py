@@ -2,8 +2,8 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,10 +18,12 @@ from halfstep.torch._observing._trial import Trial
 from halfstep.torch._observing._untouched import (
     Untouched,
     gradients_apart,
+    leaves_of,
     regions_apart,
     undrawn,
 )
 from halfstep.torch._observing._watching import Watching
+from halfstep.torch._once import once
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class Case:
     loss_fn: Callable[[Any, Any], Any]
     loss_scale: float = 1.0
     factor: float = 1.0
-    formats: Formats = Formats()
-    trial: Trial = Trial()
+    formats: Formats = field(default_factory=Formats)
+    trial: Trial = field(default_factory=Trial)
 
     @property
     def name(self) -> str:
@@ -87,9 +89,7 @@ class Step:
 def run(case: Case) -> Step:
     """Runs a step and returns what happened."""
     untouched, places = Untouched(case.model), Places(case.model, case.name)
-    watching = Watching(
-        places, Roles(case.model, case.batch), untouched, _losses.__code__, case.trial
-    )
+    watching = Watching(places, Roles(case.model, case.batch), untouched, _STEPS, case.trial)
     with contextlib.ExitStack() as stack:
         stack.enter_context(undrawn())
         stack.enter_context(regions_apart(case.model, case.factor))
@@ -104,28 +104,31 @@ def run(case: Case) -> Step:
 
 def _seen(case: Case, watching: Watching) -> Step:
     batch = widened(case.batch) if case.formats.low is torch.float32 else case.batch
-    parameters, loss_finite = list(case.model.parameters()), False
-    with gradients_apart(parameters):
-        for loss in _losses(case, batch, watching):
-            loss_finite = bool(loss.detach().isfinite())
-            if not loss_finite:
-                break
-        grads = [each.grad for each in parameters if each.grad is not None]
-        finite = all(bool(each.isfinite().all()) for each in grads)
-    return Step(tuple(watching.operations()), loss_finite, finite)
+    loss = _loss(case, batch, watching)
+    finite, gradients_finite = bool(loss.detach().isfinite()), True
+    if finite and loss.requires_grad:
+        leaves = once([*case.model.parameters(), *leaves_of(loss)])
+        with gradients_apart(leaves):
+            _backward(loss, watching)
+            grads = [each.grad for each in leaves if each.grad is not None]
+            gradients_finite = all(bool(each.isfinite().all()) for each in map(_plain, grads))
+    return Step(tuple(watching.operations()), finite, gradients_finite)
 
 
-def _losses(case: Case, batch: Any, watching: Watching) -> Iterator[Tensor]:
-    """Yields the loss, and goes on backward when asked for more."""
+def _loss(case: Case, batch: Any, watching: Watching) -> Tensor:
     with watching:
         loss = _checked(case.loss_fn(case.model, batch))
-        if case.loss_scale != 1.0:
-            loss = loss * case.loss_scale
-    yield loss
-    if loss.requires_grad:
-        watching.begin_backward()
-        with watching:
-            loss.backward()
+        return loss if case.loss_scale == 1.0 else loss * case.loss_scale
+
+
+def _backward(loss: Tensor, watching: Watching) -> None:
+    watching.begin_backward()
+    with watching:
+        loss.backward()
+
+
+def _plain(grad: Tensor) -> Tensor:
+    return grad.coalesce().values() if grad.is_sparse else grad
 
 
 def _checked(loss: Any) -> Tensor:
@@ -136,3 +139,7 @@ def _checked(loss: Any) -> Tensor:
             f"{found}. Return what the training calls backward() on."
         )
     return loss
+
+
+# Within these runs what somebody wrote.
+_STEPS = (_loss.__code__, _backward.__code__)

@@ -50,6 +50,19 @@ class Untouched:
                     target.copy_(value)
 
 
+def leaves_of(loss: Tensor) -> Iterator[Tensor]:
+    """Yields the tensors that the gradients of a loss are added to."""
+    waiting, seen = [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        waiting += [each for each, _ in node.next_functions]
+
+
 @contextlib.contextmanager
 def gradients_apart(tensors: Iterable[Tensor]) -> Iterator[None]:
     """Lets leaves have gradients of their own, and nobody act on them, until the block ends."""
@@ -100,6 +113,7 @@ def regions_apart(model: nn.Module, factor: float) -> Iterator[None]:
         region._cells = cells._replace(scale=cells.scale * factor)
         region._own_hooks = set(region._own_hooks)
         region._located = True
+        region._scaled = region._scaled or factor != 1.0
         if region._releases is not None:
             region._releases = []
     try:

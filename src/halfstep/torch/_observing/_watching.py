@@ -78,12 +78,17 @@ class Watching(TorchDispatchMode):
         places: Where the model is.
         roles: What tensors are to it.
         untouched: Who keeps what is about to be changed.
-        within: The function that runs the step.
+        within: The functions that run the step.
         trial: Looks at operations, and changes them to try a remedy.
     """
 
     def __init__(
-        self, places: Places, roles: Roles, untouched: Untouched, within: CodeType, trial: Trial
+        self,
+        places: Places,
+        roles: Roles,
+        untouched: Untouched,
+        within: tuple[CodeType, ...],
+        trial: Trial,
     ) -> None:
         super().__init__()
         self._places, self._roles, self._untouched = places, roles, untouched

@@ -120,6 +120,12 @@ def _rules_text(rules: Rules, edits: Sequence[Rule]) -> str:
 
 
 def _policy_text(policy: Policy) -> str:
-    text = str(policy)
-    called = "named" if text in Policy.names() else "parse"
-    return f'Policy.{called}("{text}")'
+    """Returns a policy as a named one and what differs."""
+    text = min((_difference(name, policy) for name in Policy.names()), key=len)
+    return f'Policy.{"parse" if "," in text else "named"}("{text}")'
+
+
+def _difference(name: str, policy: Policy) -> str:
+    fields, own = policy.to_dict(), Policy.named(name).to_dict()
+    changed = [field for field in fields if fields[field] != own[field]]
+    return ", ".join([name, *(f"{field}={getattr(policy, field)}" for field in changed)])
