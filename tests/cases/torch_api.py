@@ -58,4 +58,5 @@ def diagnose(model, run):
     fault = diagnose_step(model, None, lambda model, batch: run()).first
     if fault is None:
         return {}
-    return dict(module=fault.module, op=fault.operation, phase=fault.phase, kind=fault.kind)
+    names = {"module": "module", "op": "operation", "phase": "phase", "kind": "kind"}
+    return {name: getattr(fault, field) for name, field in names.items()}

@@ -57,8 +57,8 @@ def operation_word(name: str) -> str:
         name: What a framework calls it, with or without a namespace and an overload.
 
     Example:
-        >>> operation_word("aten::addmm"), operation_word("dot_general"), operation_word("aten::exp_")
-        ('matmul', 'matmul', 'exp')
+        >>> [operation_word(each) for each in ("aten::addmm", "dot_general", "aten::exp_")]
+        ['matmul', 'matmul', 'exp']
     """
     bare = name.rpartition("::")[2].partition(".")[0].strip("_")
     return _WORDS.get(bare, bare)

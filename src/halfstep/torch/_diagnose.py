@@ -10,11 +10,15 @@ from torch import nn
 
 from halfstep.core import Diagnosis, Fault, Policy
 from halfstep.errors import UsageError
+from halfstep.torch._global import global_policy
 from halfstep.torch._observing._formats import Formats
 from halfstep.torch._observing._ran import Ran, Value
+from halfstep.torch._observing._remedy import Remedies, attempted
+from halfstep.torch._observing._settling import settled
 from halfstep.torch._observing._step import Case, Step, run
 from halfstep.torch._observing._trial import Kinds
-from halfstep.torch._observing._verdict import faults, keys_of, underflows
+from halfstep.torch._observing._verdict import faults, is_in_float32, underflows
+from halfstep.torch._observing._ways import way_of
 from halfstep.torch._prepare import prepare
 from halfstep.torch._regions._forward import forward_of
 
@@ -63,38 +67,46 @@ def diagnose(
 
 
 def _diagnosis(case: Case) -> Diagnosis:
-    step = run(case)
+    case, step = settled(case)
     in_float32 = _in_float32(case)
+    way = way_of(case.model, step.asked)
+    remedies = Remedies(case, step, in_float32, way)
     found = faults(step, in_float32)
-    if not found:
-        lost = next(underflows(step, in_float32), None)
-        return Diagnosis((_underflow(*lost),) if lost else (), case.loss_scale)
+    told = _told_faults(found, remedies) if found else _told_underflow(remedies)
+    scale = case.loss_scale if way.region is None else way.region.scale * case.factor
+    return Diagnosis(tuple(told), scale)
+
+
+def _told_faults(found: list[Ran], remedies: Remedies) -> Iterator[Fault]:
     kinds = Kinds([each.key for each in found])
-    run(dataclasses.replace(case, trial=kinds))
-    keys = keys_of(in_float32)
-    told = [_fault(each, kinds, in_float32=each.entered or each.key in keys) for each in found]
-    return Diagnosis(tuple(told), case.loss_scale)
+    run(dataclasses.replace(remedies.case, trial=kinds))
+    for each in found:
+        wide = is_in_float32(each, remedies.in_float32)
+        remedy = remedies.of(each, in_float32=wide) if each is found[0] else ""
+        yield dataclasses.replace(_fault(each, kinds), in_float32=wide, remedy=remedy)
+
+
+def _told_underflow(remedies: Remedies) -> Iterator[Fault]:
+    for each, value in underflows(remedies.step, remedies.in_float32):
+        fault = _told(each, value, "underflow")
+        yield dataclasses.replace(fault, remedy=remedies.of_underflow())
+        return
 
 
 def _in_float32(case: Case) -> Step:
     """Returns the step in float32, an empty one where it cannot run so."""
-    try:
-        return run(dataclasses.replace(case, formats=Formats(torch.float32)))
-    except Exception:  # a model that casts by hand raises what PyTorch raises for such a mix
-        return Step((), loss_finite=False, gradients_finite=False)
+    wide = attempted(dataclasses.replace(case, formats=Formats(torch.float32)))
+    return wide or Step((), loss_finite=False, gradients_finite=False)
 
 
-def _fault(ran: Ran, kinds: Kinds, *, in_float32: bool) -> Fault:
-    made = ran.outputs[0] if ran.entered else ran.made
-    assert made is not None and made.held is not None
+def _fault(ran: Ran, kinds: Kinds) -> Fault:
+    made = ran.bad
+    assert made is not None  # or it would be no fault
+    assert made.held is not None
     kind = "nan" if made.held.has_nan else "inf"
     fault = _told(ran, made, kinds.found.get(ran.key, kind))
     largest = made.held.largest if ran.entered else ran.largest
-    return dataclasses.replace(fault, in_float32=in_float32, largest=largest)
-
-
-def _underflow(ran: Ran, value: Value) -> Fault:
-    return _told(ran, value, "underflow")
+    return dataclasses.replace(fault, largest=largest)
 
 
 def _told(ran: Ran, value: Value, kind: str) -> Fault:
@@ -114,16 +126,18 @@ def _told(ran: Ran, value: Value, kind: str) -> Fault:
 @contextlib.contextmanager
 def _under(model: nn.Module, policy: Policy | str | None) -> Iterator[None]:
     """Makes a model a region until the block ends."""
-    if policy is None:
+    prepared = any(forward_of(each) for each in model.modules())
+    everywhere = global_policy()
+    if policy is None and (prepared or everywhere.compute_dtype == "float32"):
         yield
         return
-    if any(forward_of(each) for each in model.modules()):
+    if prepared:
         raise UsageError(
             f"diagnose needs a model that is not prepared to run it by policy={str(policy)!r}, got "
             f"{type(model).__name__}, which is. Leave out policy=, or call remove() on its region."
         )
-    region = prepare(model, policy=policy)
-    region._used = True
+    region = prepare(model, policy=policy or everywhere)
+    region._used, region._automatic = True, policy is None
     try:
         yield
     finally:

@@ -68,6 +68,7 @@ def _all_autocast_keys() -> Any:
 
 
 _ALL = _all_autocast_keys()
+_OURS = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, KEY))
 _below = torch._C._dispatch_keyset_full_after
 # The lowest of the Autocast keys, and the highest, which is ours.
 BELOW_ALL_AUTOCAST = _below(torch._C.DispatchKey.AutocastCPU)
@@ -83,6 +84,11 @@ def autocast_devices() -> list[str]:
 def without_autocast() -> Any:
     """Returns a guard in which no autocast kernel runs, neither PyTorch's nor ours."""
     return _Guard(_ALL)
+
+
+def without_ours() -> Any:
+    """Returns a guard in which no kernel of ours runs."""
+    return _Guard(_OURS)
 
 
 def show_region(visible: bool) -> None:

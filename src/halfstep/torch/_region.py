@@ -64,6 +64,8 @@ class Region(Clipping):
         self._output_dtype = compute_dtype(policy.output_dtype)
         self._scaled = policy.scale.kind != "none"
         self._rule = str(policy.scale)
+        # Whether it matters in which module an operation runs.
+        self._located = any(edit.where for edit in policy.rules.edits)
         self._cells = cells
         self._module: Callable[[], nn.Module | None] = weakref.ref(module)
         self._history = History()

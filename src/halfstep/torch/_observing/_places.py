@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +18,11 @@ import halfstep
 from halfstep.torch._engine._paths import _SPURIOUS, _unwrapped
 
 # Their lines, and those of what they are run by, are nobody's own.
-_OWN = tuple(
-    os.path.dirname(os.path.abspath(each.__file__)) + os.sep for each in (torch, halfstep)
-) + (contextlib.__file__, functools.__file__)
+_OWN = (
+    *(f"{os.path.dirname(each.__file__ or '')}{os.sep}" for each in (torch, halfstep)),
+    contextlib.__file__,
+    functools.__file__,
+)
 
 
 class Place(NamedTuple):
@@ -29,12 +31,12 @@ class Place(NamedTuple):
     Args:
         path: The dotted path of the module, or the name of the function around the model.
         call: How often the module was called before.
-        module: The module, None outside of any.
+        is_root: Whether it is the model itself, or outside of it.
     """
 
     path: str
     call: int
-    module: nn.Module | None
+    is_root: bool
 
 
 class Places:
@@ -51,9 +53,9 @@ class Places:
             id(each): ".".join(part for part in name.split(".") if part != "_orig_mod")
             for name, each in whole.named_modules()
         }
-        self._names[id(whole)] = type(whole).__name__
+        self._root = self._names[id(whole)] = type(whole).__name__
         self._names.update({id(each): "" for each in _wrappers(model, whole)})
-        self._stack = [Place(outside, 0, None)]
+        self._stack = [Place(outside, 0, is_root=True)]
         self._calls: Counter[str] = Counter()
 
     @property
@@ -83,7 +85,7 @@ class Places:
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         path = self._names.get(id(module), type(module).__name__) or self.here.path
-        self._stack.append(Place(path, self._calls[path], module))
+        self._stack.append(Place(path, self._calls[path], is_root=path == self._root))
         self._calls[path] += 1
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -98,20 +100,20 @@ def _wrappers(model: nn.Module, whole: nn.Module) -> Iterator[nn.Module]:
         (model,) = model.children()
 
 
-def line(stop: CodeType) -> str:
+def line(stop: tuple[CodeType, ...]) -> str:
     """Returns the innermost line that runs outside of PyTorch and halfstep, "" for none.
 
     Args:
-        stop: The function within which lines count.
+        stop: The functions within which lines count.
 
     Example:
         >>> def around():
-        ...     return line(around.__code__)
-        >>> "around" in line(line.__code__), around()
-        (False, '')
+        ...     return line((around.__code__,))
+        >>> around()
+        ''
     """
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code is not stop:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code not in stop:
         code = frame.f_code
         if not code.co_filename.startswith(_OWN):
             return f"{code.co_filename}:{frame.f_lineno} ({code.co_qualname})"

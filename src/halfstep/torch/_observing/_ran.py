@@ -7,7 +7,7 @@ from typing import NamedTuple
 from halfstep.torch._observing._extremes import Extremes
 from halfstep.torch._observing._places import Place
 
-_LOW = ("float16", "bfloat16")
+LOW = ("float16", "bfloat16")
 
 
 class Key(NamedTuple):
@@ -66,9 +66,14 @@ class Ran:
     entered: bool = False
 
     @property
+    def bad(self) -> Value | None:
+        """What it wrote that is not finite, None for nothing."""
+        return next((each for each in self.outputs if not each.finite), None)
+
+    @property
     def made(self) -> Value | None:
         """What it wrote that is not finite though all that it read is, None for nothing."""
-        bad = next((each for each in self.outputs if not each.finite), None)
+        bad = self.bad
         return bad if bad is not None and (self.fresh or self._new_nan(bad)) else None
 
     @property
@@ -85,7 +90,7 @@ class Ran:
     @property
     def low(self) -> bool:
         """Whether what it wrote is in a format of 16 bits."""
-        return any(each.dtype in _LOW for each in self.outputs)
+        return any(each.dtype in LOW for each in self.outputs)
 
     @property
     def largest(self) -> float | None:

@@ -43,7 +43,8 @@ class Roles:
         """Returns the module of the parameter that a node of autograd adds a gradient to."""
         leaf = getattr(node, "variable", None)
         name = "" if leaf is None else self.name(leaf)
-        return Place(name.rpartition(".")[0] or self._root, 0, None) if name else None
+        path = name.rpartition(".")[0]
+        return Place(path or self._root, 0, is_root=not path) if name else None
 
     def copied(self, tensor: Tensor, role: str) -> None:
         """Takes note of whether a new tensor is a copy of a weight."""

@@ -9,12 +9,12 @@ from torch import Tensor
 # They hand out memory that nobody has written to yet.
 UNWRITTEN = frozenset(
     f"aten::{name}"
-    for name in "empty empty_like new_empty empty_strided new_empty_strided resize_".split()
+    for name in ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
 )
 # They write all of their first argument, whatever was there.
 _OVERWRITE = frozenset(
     f"aten::{name}_"
-    for name in "copy fill zero normal uniform bernoulli random exponential geometric".split()
+    for name in ("copy", "fill", "zero", "normal", "uniform", "bernoulli", "random", "exponential")
 )
 # What they hand on besides their first result is for their own backward.
 _AUXILIARY = (

@@ -1,15 +1,16 @@
 """One step of training, forward and backward, which leaves everything as it was."""
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from halfstep.errors import UsageError
-from halfstep.torch._observing._formats import Formats, computing, widened
+from halfstep.torch._observing._formats import Asked, Formats, computing, widened
 from halfstep.torch._observing._places import Places
 from halfstep.torch._observing._ran import Ran
 from halfstep.torch._observing._roles import Roles
@@ -17,10 +18,12 @@ from halfstep.torch._observing._trial import Trial
 from halfstep.torch._observing._untouched import (
     Untouched,
     gradients_apart,
+    leaves_of,
     regions_apart,
     undrawn,
 )
 from halfstep.torch._observing._watching import Watching
+from halfstep.torch._once import once
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Case:
         batch: What the loss is called with besides.
         loss_fn: Computes the loss of a model and a batch.
         loss_scale: What multiplies the loss.
+        factor: What multiplies the scales of regions.
         formats: In which formats.
         trial: Looks at operations, and changes them.
     """
@@ -40,8 +44,9 @@ class Case:
     batch: Any
     loss_fn: Callable[[Any, Any], Any]
     loss_scale: float = 1.0
-    formats: Formats = Formats()
-    trial: Trial = Trial()
+    factor: float = 1.0
+    formats: Formats = field(default_factory=Formats)
+    trial: Trial = field(default_factory=Trial)
 
     @property
     def name(self) -> str:
@@ -58,11 +63,13 @@ class Step:
         ran: The operations, in order.
         loss_finite: Whether the loss is finite.
         gradients_finite: Whether there are no gradients that are not finite.
+        asked: The autocasts that were entered.
     """
 
     ran: tuple[Ran, ...]
     loss_finite: bool = True
     gradients_finite: bool = True
+    asked: tuple[Asked, ...] = ()
 
     @property
     def finite(self) -> bool:
@@ -82,50 +89,57 @@ class Step:
 def run(case: Case) -> Step:
     """Runs a step and returns what happened."""
     untouched, places = Untouched(case.model), Places(case.model, case.name)
-    watching = Watching(
-        places, Roles(case.model, case.batch), untouched, _losses.__code__, case.trial
-    )
+    watching = Watching(places, Roles(case.model, case.batch), untouched, _STEPS, case.trial)
     with contextlib.ExitStack() as stack:
-        for each in (undrawn(), regions_apart(case.model), torch.inference_mode(False)):
-            stack.enter_context(each)
+        stack.enter_context(undrawn())
+        stack.enter_context(regions_apart(case.model, case.factor))
         stack.callback(untouched.restore)
-        for each in (computing(case.formats, case.model), torch.enable_grad(), places.followed()):
-            stack.enter_context(each)
+        stack.enter_context(torch.inference_mode(False))
+        asked = stack.enter_context(computing(case.formats, case.model))
+        stack.enter_context(places.followed())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        return _seen(case, watching)
+        with torch.enable_grad():
+            return dataclasses.replace(_seen(case, watching), asked=tuple(dict.fromkeys(asked)))
 
 
 def _seen(case: Case, watching: Watching) -> Step:
     batch = widened(case.batch) if case.formats.low is torch.float32 else case.batch
-    parameters, loss_finite = list(case.model.parameters()), False
-    with gradients_apart(parameters):
-        for loss in _losses(case, batch, watching):
-            loss_finite = bool(loss.detach().isfinite())
-            if not loss_finite:
-                break
-        grads = [each.grad for each in parameters if each.grad is not None]
-        finite = all(bool(each.isfinite().all()) for each in grads)
-    return Step(tuple(watching.operations()), loss_finite, finite)
+    loss = _loss(case, batch, watching)
+    finite, gradients_finite = bool(loss.detach().isfinite()), True
+    if finite and loss.requires_grad:
+        leaves = once([*case.model.parameters(), *leaves_of(loss)])
+        with gradients_apart(leaves):
+            _backward(loss, watching)
+            grads = [each.grad for each in leaves if each.grad is not None]
+            gradients_finite = all(bool(each.isfinite().all()) for each in map(_plain, grads))
+    return Step(tuple(watching.operations()), finite, gradients_finite)
 
 
-def _losses(case: Case, batch: Any, watching: Watching) -> Iterator[Tensor]:
-    """Yields the loss, and goes on backward when asked for more."""
+def _loss(case: Case, batch: Any, watching: Watching) -> Tensor:
     with watching:
         loss = _checked(case.loss_fn(case.model, batch))
-        if case.loss_scale != 1.0:
-            loss = loss * case.loss_scale
-    yield loss
-    if loss.requires_grad:
-        watching.begin_backward()
-        with watching:
-            loss.backward()
+        return loss if case.loss_scale == 1.0 else loss * case.loss_scale
+
+
+def _backward(loss: Tensor, watching: Watching) -> None:
+    watching.begin_backward()
+    with watching:
+        loss.backward()
+
+
+def _plain(grad: Tensor) -> Tensor:
+    return grad.coalesce().values() if grad.is_sparse else grad
 
 
 def _checked(loss: Any) -> Tensor:
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         found = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
         raise UsageError(
-            f"diagnose needs a loss_fn(model, batch) that returns a loss of one number, got {found}."
-            " Return what the training calls backward() on."
+            "diagnose needs a loss_fn(model, batch) that returns a loss of one number, got "
+            f"{found}. Return what the training calls backward() on."
         )
     return loss
+
+
+# Within these runs what somebody wrote.
+_STEPS = (_loss.__code__, _backward.__code__)

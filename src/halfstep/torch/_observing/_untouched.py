@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from halfstep.torch._observing._roles import storage
 from halfstep.torch._private import preserved_version
 from halfstep.torch._regions._forward import forward_of
+from halfstep.torch._regions._state import Cells
 
 
 class Untouched:
@@ -47,6 +48,19 @@ class Untouched:
                 target = each.detach()
                 with preserved_version(each):
                     target.copy_(value)
+
+
+def leaves_of(loss: Tensor) -> Iterator[Tensor]:
+    """Yields the tensors that the gradients of a loss are added to."""
+    waiting, seen = [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        waiting += [each for each, _ in node.next_functions]
 
 
 @contextlib.contextmanager
@@ -85,14 +99,23 @@ def undrawn() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def regions_apart(model: nn.Module) -> Iterator[None]:
-    """Lets the regions of a model be as they were, and apply no gradients, until the block ends."""
+def regions_apart(model: nn.Module, factor: float) -> Iterator[None]:
+    """Lets the regions of a model be as they were, and apply no gradients, until the block ends.
+
+    Args:
+        model: The model.
+        factor: What their scales are multiplied by meanwhile.
+    """
     before = {each: forward_of(each) for each in model.modules()}
     kept = [(each.region, dict(vars(each.region))) for each in before.values() if each]
     for region, _ in kept:
+        cells = Cells(*[cell.clone() for cell in region._cells])
+        region._cells = cells._replace(scale=cells.scale * factor)
+        region._own_hooks = set(region._own_hooks)
+        region._located = True
+        region._scaled = region._scaled or factor != 1.0
         if region._releases is not None:
             region._releases = []
-        region._own_hooks = set(region._own_hooks)
     try:
         yield
     finally:

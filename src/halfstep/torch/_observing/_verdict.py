@@ -29,12 +29,24 @@ def faults(step: Step, in_float32: Step) -> list[Ran]:
     keys = keys_of(in_float32)
     there = [each for each in step.made if not _is_meant(each, step, in_float32, keys)]
     fresh = [each for each in there if each.fresh]
-    return _once(fresh) or ([] if step.finite else there[:1])
+    return _once(fresh) or ([] if step.finite else (there or _on_the_way_back(step))[:1])
+
+
+def _on_the_way_back(step: Step) -> list[Ran]:
+    """Returns what hands on gradients that are not finite, since it goes by what was hidden."""
+    return [each for each in step.ran if each.bad and each.key.phase == "backward"]
 
 
 def keys_of(in_float32: Step) -> frozenset[Key]:
     """Returns what float32 makes, too; what is cast by hand is not in float32 even there."""
     return frozenset(each.key for each in in_float32.made if not each.low)
+
+
+def is_in_float32(ran: Ran, in_float32: Step) -> bool:
+    """Returns whether a fault is there in float32, too."""
+    if ran.entered or ran.key in keys_of(in_float32):
+        return True
+    return ran.made is None and ran.key in {each.key for each in in_float32.ran if each.bad}
 
 
 def _once(found: list[Ran]) -> list[Ran]:

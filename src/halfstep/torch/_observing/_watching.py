@@ -78,12 +78,17 @@ class Watching(TorchDispatchMode):
         places: Where the model is.
         roles: What tensors are to it.
         untouched: Who keeps what is about to be changed.
-        within: The function that runs the step.
+        within: The functions that run the step.
         trial: Looks at operations, and changes them to try a remedy.
     """
 
     def __init__(
-        self, places: Places, roles: Roles, untouched: Untouched, within: CodeType, trial: Trial
+        self,
+        places: Places,
+        roles: Roles,
+        untouched: Untouched,
+        within: tuple[CodeType, ...],
+        trial: Trial,
     ) -> None:
         super().__init__()
         self._places, self._roles, self._untouched = places, roles, untouched
@@ -184,7 +189,7 @@ class Watching(TorchDispatchMode):
     def _enter(self, tensor: Tensor, held: _Seen, origin: _Origin) -> None:
         """Notes a tensor that comes from outside."""
         name = self._roles.name(tensor)
-        place = Place(name, 0, None) if name else origin.place
+        place = Place(name, 0, is_root=False) if name else origin.place
         key = Key(place.path, place.call, "forward", "data", 0)
         self._notes.append(_Note(place, key, "data", "", [], [held], (), entered=True))
 
