@@ -134,6 +134,7 @@ NAMES = {
         "StepRecord",
         "UnmatchedRuleWarning",
         "UnusedRegionWarning",
+        "WidenedRegionWarning",
         "accumulate",
         "autocast",
         "custom_bwd",

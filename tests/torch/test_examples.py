@@ -15,6 +15,7 @@ WITHOUT = {
     "SkippedStepsWarning",
     "UnmatchedRuleWarning",
     "UnusedRegionWarning",
+    "WidenedRegionWarning",
     "custom_bwd",
 }
 

@@ -1,23 +1,27 @@
 """Makes a model a region: one line."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from halfstep.core import Policy, emit, listening
 from halfstep.errors import UsageError
+from halfstep.torch._observing._diagnosis import widening
+from halfstep.torch._observing._step import Case
 from halfstep.torch._region import Region
 from halfstep.torch._regions._attach import (
-    checked_handling,
     checked_masters,
     checked_module,
     checked_optimizers,
     checked_policy,
 )
 from halfstep.torch._regions._forward import Forward, device_of, forward_of, own_modules
+from halfstep.torch._regions._repeated import Repeated, made_again
 from halfstep.torch._regions._state import fresh
 from halfstep.torch._regions._strays import refuse_half
+from halfstep.torch._regions._widening import Skipping, Widening
 
 
 def prepare(
@@ -90,8 +94,8 @@ def prepare(
     optimizers = checked_optimizers(optimizer, module)
     chosen = checked_policy(policy)
     settings = checked_masters(masters, chosen, grad_dtype, bucket_bytes)
-    handling = checked_handling(on_overflow, release=release)
-    region = Region(module, chosen, fresh(chosen.scale.init(), device_of(module)), handling)
+    handler = checked_handler(on_overflow, release=release)
+    region = Region(module, chosen, fresh(chosen.scale.init(), device_of(module)), handler)
     if settings is None:
         refuse_half(module)
     else:
@@ -107,3 +111,26 @@ def prepare(
         region.remove()
         raise
     return region
+
+
+def checked_handler(on_overflow: Any, *, release: bool) -> Skipping:
+    """Returns what handles the overflows of a region."""
+    if on_overflow not in ("skip", "widen"):
+        raise UsageError(
+            f"prepare needs on_overflow to be 'skip' or 'widen', got {on_overflow!r}. 'skip' leaves"
+            " out steps that overflow, 'widen' also finds what overflows on and on."
+        )
+    if on_overflow == "skip":
+        return Skipping()
+    if release:
+        raise UsageError(
+            "prepare needs on_overflow='skip' with release=True, got 'widen', which goes through a "
+            "step once more, when its gradients are gone. Leave one of them out."
+        )
+    return Widening(_search)
+
+
+def _search(module: nn.Module, calls: list[Repeated], scale: float) -> Any:
+    region = forward_of(module).region
+    factor = max(1.0, scale / region.scale)
+    return widening(Case(module, calls, made_again, factor=factor, settles=False))

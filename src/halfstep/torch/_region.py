@@ -35,7 +35,7 @@ from halfstep.torch._regions._release import release as release_of
 from halfstep.torch._regions._state import Cells, fresh, overflowed, settled
 from halfstep.torch._regions._strays import Leaves
 from halfstep.torch._regions._unused import warn_of_no_use
-from halfstep.torch._regions._widening import HANDLERS, with_rules
+from halfstep.torch._regions._widening import Skipping, with_rules
 from halfstep.torch._scaling._gradients import ParameterNames
 from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord, advice
 from halfstep.torch._tracing import constant
@@ -55,17 +55,12 @@ class Region(Clipping):
         >>> region.remove()
     """
 
-    def __init__(
-        self, module: nn.Module, policy: Policy, cells: Cells, on_overflow: str = "skip"
-    ) -> None:
-        self._asked, self._on_overflow = policy, on_overflow
-        self._handler = HANDLERS[on_overflow]()
+    def __init__(self, module: nn.Module, policy: Policy, cells: Cells, handler: Skipping) -> None:
+        self._asked, self._handler = policy, handler
         self._follow(())
         self._output_dtype = compute_dtype(policy.output_dtype)
         self._scaled = policy.scale.kind != "none"
         self._rule = str(policy.scale)
-        # Whether it matters in which module an operation runs.
-        self._located = any(edit.where for edit in policy.rules.edits)
         self._cells = cells
         self._module: Callable[[], nn.Module | None] = weakref.ref(module)
         self._history = History()
@@ -103,6 +98,8 @@ class Region(Clipping):
         self._policy = policy = with_rules(self._asked, widened)
         # A function of a constant, which every tracer can run.
         self._settings = constant(lambda device_type: settings_of(policy, device_type))
+        # Whether it matters in which module an operation runs.
+        self._located = any(edit.where for edit in policy.rules.edits)
 
     @property
     def scale(self) -> float:
@@ -245,7 +242,7 @@ class Region(Clipping):
     def _copied(self, module: nn.Module, copies: Mapping[int, Any]) -> "Region":
         """Returns a region of a copy of the module, with the same state and no optimizer."""
         cells = Cells(*[cell.clone() for cell in self._cells])
-        again = Region(module, self._asked, cells, self._on_overflow)
+        again = Region(module, self._asked, cells, self._handler.again())
         again._follow(self._widened)
         again._masters = self._masters
         again._halved = self._halved.of_copies(copies)

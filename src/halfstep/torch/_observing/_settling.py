@@ -33,5 +33,7 @@ def _overflows(step: Step) -> bool:
 
 
 def _backs_off(case: Case) -> bool:
+    if not case.settles:
+        return False
     found = (forward_of(each) for each in case.model.modules())
     return any(each.region.policy.scale.kind == "dynamic" for each in found if each)

@@ -36,6 +36,7 @@ class Case:
         loss_fn: Computes the loss of a model and a batch.
         loss_scale: What multiplies the loss.
         factor: What multiplies the scales of regions.
+        settles: Whether regions may back off before anything is told.
         formats: In which formats.
         trial: Looks at operations, and changes them.
     """
@@ -45,6 +46,7 @@ class Case:
     loss_fn: Callable[[Any, Any], Any]
     loss_scale: float = 1.0
     factor: float = 1.0
+    settles: bool = True
     formats: Formats = field(default_factory=Formats)
     trial: Trial = field(default_factory=Trial)
 

@@ -6,7 +6,7 @@ from halfstep.core import Rule
 from halfstep.errors import RuleError
 from halfstep.torch._engine._families import FAMILY_OF
 from halfstep.torch._engine._ops import overloads
-from halfstep.torch._observing._ran import Ran
+from halfstep.torch._observing._ran import Ran, Value
 from halfstep.torch._observing._ways import Way
 
 # Families whose members PyTorch calls by other names where they run than where rules see them.
@@ -35,24 +35,49 @@ def rule_for(ran: Ran, all_ran: Sequence[Ran], way: Way) -> Rule | None:
     """
     forward = _ruled(ran, all_ran)
     target = None if forward is None else _target(forward)
-    where = way.below("" if ran.place.is_root else ran.key.path)
-    if forward is None or target is None or where is None:
+    where = None if forward is None else _where(forward, way)
+    if target is None or where is None:
         return None
     dtype = ran.outputs[0].dtype
     return Rule(target, "full", f"Its numbers leave {dtype}.", where)
 
 
+def _where(forward: Ran, way: Way) -> str | None:
+    return way.below("" if forward.place.is_root else forward.key.path)
+
+
 def _ruled(ran: Ran, all_ran: Sequence[Ran]) -> Ran | None:
     """Returns the operation of the way forward that a rule would be about.
 
-    That of a cast is the next one in the same call, for which the rules have cast.
+    That of a cast is the next one in the same call, for which the rules have cast. On the way back
+    it is what made the low numbers of which a gradient is rounded.
     """
+    if ran.key.word == "cast" and ran.key.phase == "backward":
+        return _maker(ran, all_ran)
     here = [each for each in all_ran if each.key.phase == "forward" and not each.entered]
     here = [each for each in here if each.key[:2] == ran.key[:2]]
     if ran.key.word != "cast":
         return next((each for each in here if each.key.word == ran.key.word), None)
     after = here[here.index(ran) + 1 :] if ran in here else []
     return next((each for each in after if each.key.word != "cast"), None)
+
+
+def _maker(ran: Ran, all_ran: Sequence[Ran]) -> Ran | None:
+    """Returns what made the numbers of which a cast on the way back rounds the gradient."""
+    forward = [each for each in all_ran if each.key.phase == "forward" and not each.entered]
+    casts = [each for each in forward if each.key[:2] == ran.key[:2] and _undoes(ran, each)]
+    before = forward[: forward.index(casts[0])] if casts else []
+    made = [each for each in before if each.key.word != "cast" and _is_like(ran, each.outputs)]
+    return next((each for each in reversed(made) if _target(each)), None)
+
+
+def _undoes(ran: Ran, cast: Ran) -> bool:
+    return cast.key.word == "cast" and _is_like(ran, cast.inputs) and not cast.low
+
+
+def _is_like(ran: Ran, values: Sequence[Value]) -> bool:
+    rounded = ran.outputs[0]
+    return any((each.dtype, each.shape) == (rounded.dtype, rounded.shape) for each in values)
 
 
 def _target(forward: Ran) -> str | None:

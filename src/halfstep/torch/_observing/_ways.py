@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -9,8 +10,10 @@ from halfstep.core import Policy, Rule, Rules
 from halfstep.torch._engine import _state
 from halfstep.torch._engine._paths import _unwrapped
 from halfstep.torch._observing._formats import Asked
-from halfstep.torch._region import Region
 from halfstep.torch._regions._forward import forward_of
+
+if TYPE_CHECKING:
+    from halfstep.torch._region import Region
 
 _IN_PLACE = {
     False: "  # in place of the one around the model",
@@ -28,7 +31,7 @@ class Way:
         asked: What the first autocast was asked for, None without one.
     """
 
-    region: Region | None = None
+    region: "Region | None" = None
     path: str = ""
     asked: Asked | None = None
 

@@ -11,7 +11,6 @@ from halfstep.core import Policy, overriding_policy
 from halfstep.errors import PolicyError, UsageError
 from halfstep.torch._dtypes import compute_dtype
 from halfstep.torch._masters._settings import MasterSettings, checked_settings
-from halfstep.torch._regions._widening import HANDLERS
 from halfstep.torch._scaling._gradients import parameters_of
 
 
@@ -67,21 +66,6 @@ def _refuse_half_storage(policy: Policy, grad_dtype: Any, bucket_bytes: Any) -> 
                 f"prepare needs masters='split' for {name}, got {name}={value!r} alone. Write "
                 f"masters='split', or leave {name} out."
             )
-
-
-def checked_handling(on_overflow: Any, *, release: bool) -> str:
-    """Returns what is done about overflows that no scale cures."""
-    if on_overflow not in HANDLERS:
-        raise UsageError(
-            f"prepare needs on_overflow to be 'skip' or 'widen', got {on_overflow!r}. 'skip' leaves "
-            "out steps that overflow, 'widen' also finds what overflows on and on."
-        )
-    if release and on_overflow == "widen":
-        raise UsageError(
-            "prepare needs on_overflow='skip' with release=True, got 'widen', which goes through a "
-            "step once more, when its gradients are gone. Leave one of them out."
-        )
-    return str(on_overflow)
 
 
 def checked_module(model: Any) -> nn.Module:

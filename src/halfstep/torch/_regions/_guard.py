@@ -184,7 +184,8 @@ class Guard:
 
     def _step_known(self, optimizer: Optimizer, found: Tensor, args: Any, kwargs: Any) -> Any:
         """Steps the optimizer where nothing was found, which an accelerator may have to tell."""
-        if divides(optimizer) and not (found.is_cpu or lacks_state(optimizer)):
+        waits = found.is_cpu or any(region._handler.waits() for region in self.regions)
+        if divides(optimizer) and not (waits or lacks_state(optimizer)):
             return self._step_fused(optimizer, found, args, kwargs)
         if found.item():
             return self._skip(optimizer)
@@ -223,6 +224,7 @@ class Guard:
             self._history.settle()
             for region in self.regions:
                 region.history.settle()
+                region._handler.step(region, record)
                 if record.skipped:
                     region._refuse_floor(record)
 

@@ -1,6 +1,6 @@
 """A call of a region that can be made again, with the gradients that came back to it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -36,7 +36,7 @@ class Repeated:
 
     def _keeper(self, place: int) -> Callable[[Tensor], None]:
         def keep(gradient: Tensor) -> None:
-            self._gradients[place] = gradient.detach()
+            self._gradients[place] = _finite(gradient.detach())
 
         return keep
 
@@ -51,5 +51,17 @@ class Repeated:
         return torch.stack(parts).sum() if parts else torch.zeros(())
 
 
+def _finite(gradient: Tensor) -> Tensor:
+    """Returns a gradient, that of a mean where what came back says nothing but that all is lost."""
+    return (
+        gradient if gradient.isfinite().all() else torch.full_like(gradient, 1 / gradient.numel())
+    )
+
+
 def _apart(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def made_again(module: nn.Module, calls: Sequence[Repeated]) -> Tensor:
+    """Makes calls again, and returns a number with the gradients that came back to them."""
+    return torch.stack([each.loss(module) for each in calls]).sum()

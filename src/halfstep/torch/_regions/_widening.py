@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from halfstep.core import Fault, Policy, Rule, Rules, emit, levels_to_user, listening
 from halfstep.torch._regions._repeated import Repeated
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from halfstep.torch._region import Region
 
 _Output = TypeVar("_Output")
+# Finds the rules that let calls of a model be made at a scale without a fault.
+Search = Callable[[nn.Module, list[Repeated], float], tuple[Fault, tuple[Rule, ...]] | None]
 
 # Where gradients as large as those of a plain loss overflow, smaller ones vanish already.
 _LOW = 1.0
@@ -46,11 +48,20 @@ class Skipping:
         """Returns whether there is something to be tried before a region gives up."""
         return False
 
+    def again(self) -> "Skipping":
+        """Returns one for a copy of the region."""
+        return self
+
 
 class Widening(Skipping):
-    """Lets operations run in float32 that overflow on and on."""
+    """Lets operations run in float32 that overflow on and on.
 
-    def __init__(self) -> None:
+    Args:
+        search: Finds the rules for that.
+    """
+
+    def __init__(self, search: Search) -> None:
+        self._search = search
         # Steps in a row that were skipped for no fault of the scale.
         self._row = 0
         self._calls: list[Repeated] = []
@@ -65,38 +76,35 @@ class Widening(Skipping):
         self._calls.append(repeated)
         return repeated.watched(forward())
 
+    def _looks(self) -> bool:
+        ready = self._row >= _PATIENCE and torch.is_grad_enabled()
+        return ready and not torch.compiler.is_compiling()
+
     def step(self, region: "Region", record: StepRecord) -> None:
         """Takes notice of what a step did, and looks into one that was skipped."""
         calls, self._calls = self._calls, []
-        hopeless = record.skipped and (record.loss_nonfinite or region.scale <= _low(region))
-        self._row = self._row + 1 if hopeless else 0
         if not record.skipped:
-            self._scale = record.scale
-        if hopeless and calls:
-            self._row = 0
+            self._row, self._scale = 0, record.scale
+        elif record.loss_nonfinite or region.scale <= _low(region):
+            self._row = 0 if calls else self._row + 1
             self._look(region, calls)
+
+    def _look(self, region: "Region", calls: list[Repeated]) -> None:
+        module = region._module()
+        found = self._search(module, calls, _low(region)) if module and calls else None
+        if found is not None:
+            fault, rules = found
+            region._follow((*region.widened, *rules))
+            region._restart(self._scale or region.policy.scale.init_scale)
+            _tell(region, fault, rules)
 
     def waits(self) -> bool:
         """Returns whether there is something to be tried before a region gives up."""
         return 0 < self._row <= _PATIENCE
 
-    def _looks(self) -> bool:
-        ready = self._row >= _PATIENCE and torch.is_grad_enabled()
-        return ready and not torch.compiler.is_compiling()
-
-    def _look(self, region: "Region", calls: list[Repeated]) -> None:
-        from halfstep.torch._diagnose import diagnose
-
-        module = region._module()
-        first = None if module is None else diagnose(module, calls, _again).first
-        if first is not None and first.rule is not None:
-            region._follow((*region.widened, first.rule))
-            region._restart(self._scale or region.policy.scale.init_scale)
-            _tell(region, first, first.rule)
-
-
-def _again(module: nn.Module, calls: list[Repeated]) -> Tensor:
-    return torch.stack([each.loss(module) for each in calls]).sum()
+    def again(self) -> "Widening":
+        """Returns one for a copy of the region."""
+        return Widening(self._search)
 
 
 def _low(region: "Region") -> float:
@@ -104,24 +112,20 @@ def _low(region: "Region") -> float:
     return max(_LOW, rule.min_scale) if rule.kind == "dynamic" else rule.init_scale
 
 
-def _tell(region: "Region", fault: Fault, rule: Rule) -> None:
+def _tell(region: "Region", fault: Fault, rules: tuple[Rule, ...]) -> None:
     if listening():
-        emit("widened", rule=rule)
+        emit("widened", rules=rules)
+    rows = " and ".join(f"{each.target} in {each.where or 'all modules'}" for each in rules)
     text = (
-        f"{region!r} runs {rule.target} in float32 from now on, in {rule.where or 'all modules'}, "
-        f"because it overflowed on and on: {str(fault).splitlines()[0]}. To begin with that, write "
-        f"policy={str(region.policy)!r}."
+        f"{region!r} runs {rows} in float32 from now on, because steps overflowed on and on. "
+        f"{str(fault).splitlines()[0]}. To begin with that, write policy={str(region.policy)!r}."
     )
     warnings.warn(WidenedRegionWarning(text), stacklevel=levels_to_user())
 
 
-HANDLERS: dict[str, Callable[[], Skipping]] = {"skip": Skipping, "widen": Widening}
-
-
 def with_rules(policy: Policy, rules: tuple[Rule, ...]) -> Policy:
     """Returns a policy with some rules on top of its own."""
-    together = functools.reduce(_with_rule, rules, policy.rules)
-    return dataclasses.replace(policy, rules=together)
+    return dataclasses.replace(policy, rules=functools.reduce(_with_rule, rules, policy.rules))
 
 
 def _with_rule(rules: Rules, rule: Rule) -> Rules:
