@@ -130,7 +130,5 @@ def checked_handler(on_overflow: Any, *, release: bool) -> Skipping:
     return Widening(_search)
 
 
-def _search(module: nn.Module, calls: list[Repeated], scale: float) -> Any:
-    region = forward_of(module).region
-    factor = max(1.0, scale / region.scale)
+def _search(module: nn.Module, calls: list[Repeated], factor: float) -> Any:
     return widening(Case(module, calls, made_again, factor=factor, settles=False))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from halfstep.torch._region import Region
 
 _Output = TypeVar("_Output")
-# Finds the rules that let calls of a model be made at a scale without a fault.
+# Finds the rules that let calls of a model, at so many times its scale, be made without a fault.
 Search = Callable[[nn.Module, list[Repeated], float], tuple[Fault, tuple[Rule, ...]] | None]
 
 # Where gradients as large as those of a plain loss overflow, smaller ones vanish already.
@@ -91,7 +91,8 @@ class Widening(Skipping):
 
     def _look(self, region: "Region", calls: list[Repeated]) -> None:
         module = region._module()
-        found = self._search(module, calls, _low(region)) if module and calls else None
+        factor = max(1.0, _low(region) / region.scale)
+        found = self._search(module, calls, factor) if module and calls else None
         if found is not None:
             fault, rules = found
             region._follow((*region.widened, *rules))
