@@ -1,6 +1,5 @@
 """Sees every operation of a step, forward and backward, below autograd."""
 
-import contextlib
 from collections import Counter
 from types import CodeType
 from typing import Any, NamedTuple
@@ -13,7 +12,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from halfstep.core import operation_word
 from halfstep.torch import _private
 from halfstep.torch._dtypes import name_of
-from halfstep.torch._engine import _state
 from halfstep.torch._observing import _schema
 from halfstep.torch._observing._extremes import Readings
 from halfstep.torch._observing._places import Place, Places, line
@@ -124,7 +122,7 @@ class Watching(TorchDispatchMode):
         kwargs = kwargs or {}
         origin, phase = self._origin(func)
         if _schema.is_plain(func):
-            result = _run(func, args, kwargs)
+            result = func(*args, **kwargs)
             if not func.is_view:
                 self._untouched.created(_schema.tensors(result))
             return result
@@ -133,7 +131,7 @@ class Watching(TorchDispatchMode):
         changed = _schema.written(func, args, kwargs)
         self._untouched.keep(changed)
         inputs = [self._input(each, origin) for each in _schema.read(func, args, kwargs)]
-        result = _run(func, args, kwargs)
+        result = func(*args, **kwargs)
         self._writes.update(map(storage, changed))
         outputs = _schema.results(func, result, changed)
         self._trial.look(key, outputs)
@@ -216,9 +214,3 @@ class Watching(TorchDispatchMode):
             role = inputs[0].role if inputs[0].role in ("weight", "buffer") else "input"
         self._roles.copied(output, role)
         return role
-
-
-def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    # PyTorch hides autocast from the parts of an operation while a mode looks at it.
-    with _state.below_autocast() if _state.actives() else contextlib.nullcontext():
-        return func(*args, **kwargs)
