@@ -94,6 +94,7 @@ class Ran:
 
     @property
     def largest(self) -> float | None:
-        """The largest finite magnitude that it read."""
-        sizes = [each.held.largest for each in self.inputs if each.held]
+        """The largest finite magnitude that it read, of gradients where there are any."""
+        gradients = [each for each in self.inputs if each.role.startswith("grad")]
+        sizes = [each.held.largest for each in gradients or self.inputs if each.held]
         return max((each for each in sizes if each is not None), default=None)
