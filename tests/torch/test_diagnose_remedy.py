@@ -70,7 +70,8 @@ def context_of(way, names=()):
 
 @pytest.mark.parametrize("way", ["policy", "ours", "native"])
 @pytest.mark.parametrize(
-    ("kind", "target"), [(faulty.Feed, "matmul"), (faulty.Norm, "aten::mul"), (faulty.Adds, "aten::add")]
+    ("kind", "target"),
+    [(faulty.Feed, "matmul"), (faulty.Norm, "aten::mul"), (faulty.Adds, "aten::add")],
 )
 def test_rules(kind, target, way):
     model, batch = model_of(kind), batch_of(kind)
