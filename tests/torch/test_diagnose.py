@@ -74,6 +74,25 @@ def test_inf_and_nan_are_told_apart():
     assert (fault.operation, fault.kind, fault.in_float32) == ("divide", "inf and nan", True)
 
 
+@pytest.mark.parametrize(
+    ("grow", "word"),
+    [
+        (lambda h: h + h, "add"),
+        (lambda h: h * 3, "multiply"),
+        (lambda h: h / 0.25, "divide"),
+    ],
+)
+def test_inf_beside_what_a_mask_holds(grow, word):
+    class Scores(nn.Module):
+        def forward(self, x):
+            scores = (x * 0 + 4e4).half().masked_fill(torch.eye(4, dtype=torch.bool), -torch.inf)
+            return grow(scores).softmax(-1)
+
+    model = nn.Sequential(nn.Linear(4, 4), Scores())
+    found = named(diagnose(model, torch.ones(4, 4), mean, policy=STATIC))
+    assert found == ("1", word, "forward", "inf")
+
+
 def test_a_step_in_which_all_is_well():
     model = nn.Linear(4, 2)
     diagnosis = diagnose(model, torch.ones(1, 4), mean, policy="mixed_float16")
