@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from halfstep.torch import diagnose, prepare
+from halfstep.torch import diagnose, prepare, set_global_policy
 from tests.torch import faulty_models as faulty
 from tests.torch.faulty_models import autocasts, inside, mean
 
@@ -231,6 +231,28 @@ def test_wrappers_do_not_change_paths(compiled, prepared):
     wrapped = torch.compile(model, backend="eager") if compiled else model
     how = {} if prepared else {"policy": STATIC}
     assert named(diagnose(wrapped, torch.ones(2, 8), mean, **how))[0] == "0.sum"
+
+
+def test_a_loss_that_its_scale_takes_out_of_range():
+    def half(model, batch):
+        return model(batch).half().mean() * 100
+
+    model = nn.Linear(4, 4)
+    nn.init.constant_(model.bias, 10.0)
+    fault = diagnose(model, torch.ones(1, 4), half, loss_scale=2.0**16).first
+    assert (fault.module, fault.operation) == ("half", "multiply")
+    assert fault.remedy == "scaler = GradScaler(init_scale=16.0)"
+
+
+def test_parameters_in_half_precision_are_left_alone_by_a_global_policy():
+    model = nn.Sequential(faulty.Feed()).half()
+    set_global_policy("mixed_float16")
+    try:
+        fault = diagnose(model, torch.ones(2, 8).half(), mean).first
+    finally:
+        set_global_policy("float32")
+    assert (fault.module, fault.operation, fault.in_float32) == ("0.sum", "matmul", False)
+    assert model[0].sum.weight.dtype is torch.float16
 
 
 def test_a_dynamic_scale_backs_off_before_anything_is_called_a_fault():

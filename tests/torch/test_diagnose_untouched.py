@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from halfstep.core import subscribe
 from halfstep.errors import PolicyError, UsageError
 from halfstep.torch import GradScaler, autocast, diagnose, prepare, set_global_policy
+from halfstep.torch._watch import watch
 from tests.torch import faulty_models as faulty
 from tests.torch.faulty_models import autocasts, inside, mean
 
@@ -95,6 +97,18 @@ def test_a_scaler_that_a_loss_uses():
 
     assert diagnose(model, batch, scaled)
     assert scaler.state_dict() == before
+
+
+def test_nobody_is_told_of_losses():
+    model, batch = case()
+    events = []
+    unsubscribe, end = subscribe(lambda event, values: events.append(event)), watch()
+    try:
+        diagnose(model, batch, mean, policy="mixed_float16")
+    finally:
+        end()
+        unsubscribe()
+    assert not events
 
 
 def test_hooks_on_accumulated_gradients_do_not_run():

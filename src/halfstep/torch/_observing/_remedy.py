@@ -120,7 +120,8 @@ class Remedies:
     def _lower_scale(self, ran: Ran) -> str:
         """Returns the largest loss scale, of some, at which nothing overflows on the way back."""
         scale = self._scale_of(self.case)
-        if ran.key.phase == "forward" or scale <= 1.0:
+        of_loss = ran.place.is_root and ran.key.word == "multiply"
+        if (ran.key.phase == "forward" and not of_loss) or scale <= 1.0:
             return ""
         lower = (self._scaled(-power) for power in sorted(_POWERS) if 2.0**power <= scale)
         fine = next((each for each in lower if self._tried(each) is not None), None)
