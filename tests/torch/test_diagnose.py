@@ -233,6 +233,33 @@ def test_wrappers_do_not_change_paths(compiled, prepared):
     assert named(diagnose(wrapped, torch.ones(2, 8), mean, **how))[0] == "0.sum"
 
 
+def through_vmap(model, batch):
+    return torch.func.vmap(model)(batch).float().mean()
+
+
+def through_grad(model, batch):
+    def of(weights):
+        return torch.func.functional_call(model, weights, (batch,)).float().mean()
+
+    found = torch.func.grad(of)(dict(model.named_parameters()))
+    return sum(each.square().sum() for each in found.values())
+
+
+def through_jvp(model, batch):
+    return torch.func.jvp(model, (batch,), (torch.ones_like(batch),))[1].float().mean()
+
+
+@pytest.mark.parametrize("way", ["policy", "ours", "native"])
+@pytest.mark.parametrize("loss", [through_vmap, through_grad, through_jvp])
+def test_transforms_of_functions(loss, way):
+    model = nn.Sequential(faulty.Feed())
+    loss_fn, how = (
+        (loss, {"policy": STATIC}) if way == "policy" else (inside(autocasts[way], loss), {})
+    )
+    found = named(diagnose(model, torch.ones(4, 8), loss_fn, **how))
+    assert found == ("0.sum", "matmul", "forward", "inf")
+
+
 def test_a_loss_that_its_scale_takes_out_of_range():
     def half(model, batch):
         return model(batch).half().mean() * 100
