@@ -249,6 +249,7 @@ def through_jvp(model, batch):
     return torch.func.jvp(model, (batch,), (torch.ones_like(batch),))[1].float().mean()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # of PyTorch's own jvp
 @pytest.mark.parametrize("way", ["policy", "ours", "native"])
 @pytest.mark.parametrize("loss", [through_vmap, through_grad, through_jvp])
 def test_transforms_of_functions(loss, way):

@@ -10,6 +10,7 @@ from torch import nn
 
 from halfstep.core import Diagnosis, Fault, Policy, quiet
 from halfstep.errors import UsageError
+from halfstep.torch._engine._state import on_trial
 from halfstep.torch._global import global_policy, is_fit
 from halfstep.torch._observing._formats import Formats
 from halfstep.torch._observing._ran import Ran, Value
@@ -65,7 +66,7 @@ def diagnose(
         ('0', 'matmul', 'forward')
     """
     case = Case(_checked_model(model), batch, loss_fn, _checked_scale(loss_scale))
-    with quiet(*_EVENTS), _under(model, policy):
+    with quiet(*_EVENTS), on_trial(), _under(model, policy):
         return _diagnosis(case)
 
 
