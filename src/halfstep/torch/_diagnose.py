@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from halfstep.core import Diagnosis, Fault, Policy, quiet
 from halfstep.errors import UsageError
@@ -51,8 +52,8 @@ def diagnose(
             its own.
 
     Raises:
-        UsageError: The model is no module, or is a region and there is a policy, too; the loss is
-            not one number; the loss scale is not above zero.
+        UsageError: The model is no module, has parameters that are still to be made, or is a region
+            and there is a policy, too; the loss is not one number; the loss scale is not above zero.
         PolicyError: The policy cannot be read or followed.
 
     Example:
@@ -150,12 +151,18 @@ def _under(model: nn.Module, policy: Policy | str | None) -> Iterator[None]:
 
 
 def _checked_model(model: Any) -> nn.Module:
-    if isinstance(model, nn.Module):
-        return model
-    raise UsageError(
-        f"diagnose needs a torch.nn.Module, got {type(model).__name__}."
-        " Write diagnose(model, batch, loss_fn)."
-    )
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"diagnose needs a torch.nn.Module, got {type(model).__name__}."
+            " Write diagnose(model, batch, loss_fn)."
+        )
+    for name, each in model.named_parameters():
+        if is_lazy(each):
+            raise UsageError(
+                f"diagnose needs a model with all of its parameters, got {name} that its module "
+                "is still to make. Call the model once before."
+            )
+    return model
 
 
 def _checked_scale(scale: Any) -> float:
