@@ -1,4 +1,4 @@
-"""The same on an accelerator, where backward runs in a thread of its own and nothing is waited for."""
+"""The same on an accelerator, where backward runs in a thread of its own."""
 
 import pytest
 import torch

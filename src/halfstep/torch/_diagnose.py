@@ -53,7 +53,7 @@ def diagnose(
 
     Raises:
         UsageError: The model is no module, has parameters that are still to be made, or is a region
-            and there is a policy, too; the loss is not one number; the loss scale is not above zero.
+            where there is a policy, too; the loss is not one number, or its scale not above zero.
         PolicyError: The policy cannot be read or followed.
 
     Example:
