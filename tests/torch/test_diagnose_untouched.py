@@ -180,6 +180,9 @@ def test_what_is_refused():
         diagnose(model, batch, lambda model, batch: model(batch))
     with pytest.raises(UsageError, match=r"needs a loss_scale above zero, got 0"):
         diagnose(model, batch, mean, loss_scale=0)
+    for context in (autocast("cpu"), torch.autocast("cpu")):
+        with context, pytest.raises(UsageError, match=r"called outside of autocast"):
+            diagnose(model, batch, mean)
     with pytest.raises(PolicyError):
         diagnose(model, batch, mean, policy="mixed_float17")
     prepare(model)

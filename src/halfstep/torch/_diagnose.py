@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from halfstep.core import Diagnosis, Fault, Policy, quiet
 from halfstep.errors import UsageError
-from halfstep.torch._engine._state import on_trial
+from halfstep.torch._engine._state import entered, on_trial
 from halfstep.torch._global import global_policy, is_fit
 from halfstep.torch._observing._formats import Formats
 from halfstep.torch._observing._ran import Ran, Value
@@ -22,6 +22,7 @@ from halfstep.torch._observing._trial import Kinds
 from halfstep.torch._observing._verdict import faults, is_in_float32, underflows
 from halfstep.torch._observing._ways import way_of
 from halfstep.torch._prepare import prepare
+from halfstep.torch._private import autocast_devices
 from halfstep.torch._regions._forward import forward_of
 
 # What a training is told of, which a diagnosis is not.
@@ -53,7 +54,8 @@ def diagnose(
 
     Raises:
         UsageError: The model is no module, has parameters that are still to be made, or is a region
-            where there is a policy, too; the loss is not one number, or its scale not above zero.
+            where there is a policy, too; the loss is not one number, or its scale not above zero;
+            autocast is entered around the call.
         PolicyError: The policy cannot be read or followed.
 
     Example:
@@ -66,6 +68,7 @@ def diagnose(
         >>> diagnosis.first.module, diagnosis.first.operation, diagnosis.first.phase
         ('0', 'matmul', 'forward')
     """
+    _refuse_autocast()
     case = Case(_checked_model(model), batch, loss_fn, _checked_scale(loss_scale))
     with quiet(*_EVENTS), on_trial(), _under(model, policy):
         return _diagnosis(case)
@@ -148,6 +151,14 @@ def _under(model: nn.Module, policy: Policy | str | None) -> Iterator[None]:
         yield
     finally:
         region.remove()
+
+
+def _refuse_autocast() -> None:
+    if entered() or any(map(torch.is_autocast_enabled, autocast_devices())):
+        raise UsageError(
+            "diagnose needs to be called outside of autocast, which it would not see, and got it "
+            "inside of one. Enter the autocast in loss_fn."
+        )
 
 
 def _checked_model(model: Any) -> nn.Module:
