@@ -4,15 +4,22 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from halfstep.core import Diagnosis, Policy
+from halfstep.core import Diagnosis, Policy, quiet
 from halfstep.errors import UsageError
-from halfstep.torch._global import global_policy
+from halfstep.torch._engine._state import entered, on_trial
+from halfstep.torch._global import global_policy, is_fit
 from halfstep.torch._observing._diagnosis import diagnosis
 from halfstep.torch._observing._step import Case
 from halfstep.torch._prepare import prepare
+from halfstep.torch._private import autocast_devices
 from halfstep.torch._regions._forward import forward_of
+
+# What a training is told of, which a diagnosis is not.
+_EVENTS = ("backward", "loss", "region")
 
 
 def diagnose(
@@ -39,8 +46,9 @@ def diagnose(
             its own.
 
     Raises:
-        UsageError: The model is no module, or is a region and there is a policy, too; the loss is
-            not one number; the loss scale is not above zero.
+        UsageError: The model is no module, has parameters that are still to be made, or is a region
+            where there is a policy, too; the loss is not one number, or its scale not above zero;
+            autocast is entered around the call.
         PolicyError: The policy cannot be read or followed.
 
     Example:
@@ -53,8 +61,9 @@ def diagnose(
         >>> diagnosis.first.module, diagnosis.first.operation, diagnosis.first.phase
         ('0', 'matmul', 'forward')
     """
+    _refuse_autocast()
     case = Case(_checked_model(model), batch, loss_fn, _checked_scale(loss_scale))
-    with _under(model, policy):
+    with quiet(*_EVENTS), on_trial(), _under(model, policy):
         return diagnosis(case)
 
 
@@ -63,7 +72,8 @@ def _under(model: nn.Module, policy: Policy | str | None) -> Iterator[None]:
     """Makes a model a region until the block ends."""
     prepared = any(forward_of(each) for each in model.modules())
     everywhere = global_policy()
-    if policy is None and (prepared or everywhere.compute_dtype == "float32"):
+    as_it_is = prepared or everywhere.compute_dtype == "float32" or not is_fit(model)
+    if policy is None and as_it_is:
         yield
         return
     if prepared:
@@ -79,13 +89,27 @@ def _under(model: nn.Module, policy: Policy | str | None) -> Iterator[None]:
         region.remove()
 
 
+def _refuse_autocast() -> None:
+    if entered() or any(map(torch.is_autocast_enabled, autocast_devices())):
+        raise UsageError(
+            "diagnose needs to be called outside of autocast, which it would not see, and got it "
+            "inside of one. Enter the autocast in loss_fn."
+        )
+
+
 def _checked_model(model: Any) -> nn.Module:
-    if isinstance(model, nn.Module):
-        return model
-    raise UsageError(
-        f"diagnose needs a torch.nn.Module, got {type(model).__name__}."
-        " Write diagnose(model, batch, loss_fn)."
-    )
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"diagnose needs a torch.nn.Module, got {type(model).__name__}."
+            " Write diagnose(model, batch, loss_fn)."
+        )
+    for name, each in model.named_parameters():
+        if is_lazy(each):
+            raise UsageError(
+                f"diagnose needs a model with all of its parameters, got {name} that its module "
+                "is still to make. Call the model once before."
+            )
+    return model
 
 
 def _checked_scale(scale: Any) -> float:

@@ -29,8 +29,7 @@ def widening(case: Case) -> tuple[Fault, tuple[Rule, ...]] | None:
     remedies = _remedies(case, run(case))
     for each in faults(remedies.step, remedies.in_float32):
         edits = remedies.edits(each)
-        told = _fault(each, _kinds([each], case))
-        return (told, edits) if edits else None
+        return (_fault(each, _kinds([each], case)), edits) if edits else None
     return None
 
 

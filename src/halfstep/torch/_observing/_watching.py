@@ -1,7 +1,7 @@
 """Sees every operation of a step, forward and backward, below autograd."""
 
-import contextlib
 from collections import Counter
+from threading import get_ident
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -13,7 +13,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from halfstep.core import operation_word
 from halfstep.torch import _private
 from halfstep.torch._dtypes import name_of
-from halfstep.torch._engine import _state
 from halfstep.torch._observing import _schema
 from halfstep.torch._observing._extremes import Readings
 from halfstep.torch._observing._places import Place, Places, line
@@ -97,7 +96,8 @@ class Watching(TorchDispatchMode):
         self._readings, self._notes = Readings(), list[_Note]()
         self._known = WeakTensorKeyDictionary()
         self._writes: Counter[int] = Counter()
-        self._origins: dict[int, _Origin] = {}
+        self._origins: dict[tuple[int, int], _Origin] = {}
+        self._thread = get_ident()
         self._counts: Counter[Any] = Counter()
 
     def begin_backward(self) -> None:
@@ -124,7 +124,7 @@ class Watching(TorchDispatchMode):
         kwargs = kwargs or {}
         origin, phase = self._origin(func)
         if _schema.is_plain(func):
-            result = _run(func, args, kwargs)
+            result = func(*args, **kwargs)
             if not func.is_view:
                 self._untouched.created(_schema.tensors(result))
             return result
@@ -133,7 +133,7 @@ class Watching(TorchDispatchMode):
         changed = _schema.written(func, args, kwargs)
         self._untouched.keep(changed)
         inputs = [self._input(each, origin) for each in _schema.read(func, args, kwargs)]
-        result = _run(func, args, kwargs)
+        result = func(*args, **kwargs)
         self._writes.update(map(storage, changed))
         outputs = _schema.results(func, result, changed)
         self._trial.look(key, outputs)
@@ -145,19 +145,22 @@ class Watching(TorchDispatchMode):
         return result
 
     def _origin(self, func: Any) -> tuple[_Origin, str]:
-        node = _private.running_node() if self._backward else None
-        word = operation_word(func._schema.name)
-        if node is None or not self._places.outside:
+        """Returns where an operation belongs to, and in which pass."""
+        word, node = operation_word(func._schema.name), _private.running_node()
+        if self._places.forward or node is None:
             origin = _Origin(self._places.here, word, line(self._within), set(), set())
-            if not self._backward:
-                self._origins.setdefault(_private.newest_node(), origin)
-            return origin, "backward" if self._backward and node is None else "forward"
-        return self._of_node(node, word), "backward"
+        else:
+            origin = self._of_node(node, word)
+        if not self._backward or torch.is_grad_enabled():
+            self._origins.setdefault((get_ident(), _private.newest_node()), origin)
+        return origin, "forward" if self._places.forward else "backward"
 
     def _of_node(self, node: Any, word: str) -> _Origin:
         """Returns where the forward of a node ran."""
         number = _private.number_of(node)
-        origin = self._origins.get(number)
+        # What is computed again within a backward pass is so in the thread of that pass.
+        found = (self._origins.get((thread, number)) for thread in (get_ident(), self._thread))
+        origin = next(filter(None, found), None)
         if origin is None:
             place = self._roles.owner(node) or self._places.here
             return _Origin(place, word, "", set(), set())
@@ -216,9 +219,3 @@ class Watching(TorchDispatchMode):
             role = inputs[0].role if inputs[0].role in ("weight", "buffer") else "input"
         self._roles.copied(output, role)
         return role
-
-
-def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    # PyTorch hides autocast from the parts of an operation while a mode looks at it.
-    with _state.below_autocast() if _state.actives() else contextlib.nullcontext():
-        return func(*args, **kwargs)
