@@ -3,11 +3,12 @@
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, overload
 
 import jax
 
-from halfstep.core import Policy, overriding_policy
+from halfstep.core import Policy, Rules, overriding_policy
 from halfstep.errors import PolicyError, UsageError
 from halfstep.jax import _leaks, _tracing
 from halfstep.jax._arguments import Traced, is_real, traced
@@ -20,7 +21,7 @@ from halfstep.jax._interpret import (
     parameters,
     wanted_dtypes,
 )
-from halfstep.jax._private import eval_jaxpr
+from halfstep.jax._private import eval_jaxpr, sub_jaxprs
 from halfstep.jax._region import bounded, initial_scale
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -163,8 +164,10 @@ def _check_function(function: Any) -> None:
 
 def _run(program: Traced, policy: Policy, scale: Any, *, nested: bool) -> Sequence[Any]:
     operands = [*program.closed.consts, *program.operands]
-    run = lowered(program.closed, policy, context_of(policy))
     around = initial_scale(policy, scale)
+    # What is around may scale, now or when what was compiled here is used again.
+    context = replace(context_of(policy), scaled=nested or around is not None)
+    run = lowered(program.closed, policy, context)
     region = run if around is None else functools.partial(_bounded, run, around)
     if nested:
         region = jax.jit(_tracing.named(region))
@@ -180,16 +183,28 @@ def lowered(closed: Any, policy: Policy, context: Context) -> Callable[..., Sequ
     """Returns what runs a program by the rules, on its constants and its operands."""
     count, jaxpr = len(closed.consts), closed.jaxpr
     dtypes = _output_dtypes(closed, policy)
+    is_plain = policy.compute_dtype == "float32"
+    if is_plain and context.scaled and _goes_back_by_itself(jaxpr):
+        is_plain, context = False, replace(context, rules=Rules.named("none"))
 
     # It outlives the trace, so it must not hold a value.
     def run(*arrays: Any) -> list[Any]:
-        if policy.compute_dtype == "float32":
+        if is_plain:
             return list(eval_jaxpr(jaxpr, arrays[:count], *arrays[count:]))
         values = parameters(arrays)
         out = interpret(jaxpr, values[:count], values[count:], context)
         return list(map(_handed_back, out, dtypes))
 
     return run
+
+
+def _goes_back_by_itself(jaxpr: Any) -> bool:
+    """Returns whether a program holds a function with a backward of its own."""
+    return any(
+        equation.primitive.name == "custom_vjp_call"
+        or any(map(_goes_back_by_itself, sub_jaxprs(equation.params)))
+        for equation in jaxpr.eqns
+    )
 
 
 def _output_dtypes(closed: Any, policy: Policy) -> list[Any]:

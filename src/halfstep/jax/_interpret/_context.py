@@ -48,6 +48,7 @@ class Context:
         compute_dtype: What `lower` casts to.
         device: The device type that rules may be limited to.
         path: The dotted path of the module around, where rules are limited by it.
+        scaled: Whether gradients may be scaled where it runs.
         note: Who is told of each operation, None for nobody.
     """
 
@@ -55,6 +56,7 @@ class Context:
     compute_dtype: Any
     device: str
     path: str = ""
+    scaled: bool = False
     note: Note | None = field(default=None, compare=False)
 
     def at(self, equation: Any) -> str:
