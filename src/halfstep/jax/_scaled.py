@@ -49,9 +49,8 @@ def run_scaled(jaxpr: Any, held: Sequence[Any], moving: Sequence[Any], scale: An
         return read(jaxpr.outvars, values)
     entering = [values[var] for var in parts.entering]
     around = Around.of(scale, parts.late)
-    factor = around.chosen(entering)
-    inside = values | dict(zip(parts.entering, times(factor.times, entering), strict=True))
-    factors = dict.fromkeys(parts.entering, factor)
+    factors = dict(zip(parts.entering, around.factors(entering), strict=True))
+    inside = values | {var: times(factors[var].times, [values[var]])[0] for var in parts.entering}
     flow(parts.late, inside, factors, around)
     out = read(jaxpr.outvars, inside | values)
     return [

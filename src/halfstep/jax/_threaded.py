@@ -19,7 +19,6 @@ from halfstep.jax._interpret import holds_true
 from halfstep.jax._private import (
     Literal,
     bind,
-    eval_jaxpr,
     located,
     manual_axes,
     trace,
@@ -51,15 +50,18 @@ class Around:
         """Returns by what a factor is chosen for these equations."""
         return cls(scale, shared_axes(equations), varying=any(map(holds_true, equations)))
 
-    def chosen(self, arrays: Sequence[Any]) -> Factor:
-        """Returns the factor of what enters."""
-        return choose(self.scale, arrays, self._axes(arrays))
+    def factors(self, arrays: Sequence[Any]) -> list[Factor]:
+        """Returns the factors of what enters: one, unless it may be of very different size."""
+        if self.varying:
+            return [self._chosen([each]) for each in arrays]
+        return [self._chosen(arrays)] * len(arrays)
 
-    def renewed(self, arrays: Sequence[Any], factor: Factor | None) -> Factor:
+    def renewed(self, arrays: Sequence[Any], factor: Factor) -> Factor:
         """Returns the factor of what was computed of true numbers, which had one before."""
-        if factor is not None and not self.anew and self._axes(arrays):
-            return factor
-        return self.chosen(arrays)
+        return self._chosen(arrays) if self.anew or not self._axes(arrays) else factor
+
+    def _chosen(self, arrays: Sequence[Any]) -> Factor:
+        return choose(self.scale, arrays, self._axes(arrays))
 
     def _axes(self, arrays: Sequence[Any]) -> tuple[str, ...]:
         if not self.varying:
@@ -118,9 +120,12 @@ def _run(
     """Returns what an equation gives of operands with one factor, and the factor of that."""
     if factor is not None and not holds_true(equation):
         return bind(equation, arrays), factor
-    if factor is None:
-        factor = Factor(jnp.float32(1), jnp.float32(1))
-    return _HANDLERS.get(equation.primitive.name, _refuse)(equation, arrays, moves, factor, around)
+    handler = _HANDLERS.get(equation.primitive.name, _refuse)
+    return handler(equation, arrays, moves, factor or _no_factor(), around)
+
+
+def _no_factor() -> Factor:
+    return Factor(jnp.float32(1), jnp.float32(1))
 
 
 def _refuse(equation: Any, *_: Any) -> tuple[list[Any], Factor]:
@@ -143,20 +148,30 @@ def _run_true(
     return [multiplied(each, after.times) for each in out], after
 
 
-def _held(closed: Any, moves: Sequence[bool], around: Around) -> Callable[..., list[Any]]:
-    """Returns a program that takes a scale and a factor first, and returns a factor first."""
-    jaxpr = closed.jaxpr
+def _held(
+    closed: Any, moves: Sequence[bool], around: Around
+) -> Callable[..., tuple[Factor, list[Any]]]:
+    """Returns a program that takes a scale and the factor of what moves, and returns a factor."""
 
-    def run(scale: Any, times: Any, inverse: Any, *arrays: Any) -> list[Any]:
-        factor = Factor(times, inverse)
-        values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *arrays), strict=True))
-        factors = dict.fromkeys(compress(jaxpr.invars, moves), factor)
-        flow(jaxpr.eqns, values, factors, replace(around, scale=scale))
-        found = [factors[atom] for atom in jaxpr.outvars if _is_in(atom, factors)]
-        after = lowest(found) if found else factor
-        return [*after, *(_with(after, atom, values, factors) for atom in jaxpr.outvars)]
+    def run(scale: Any, factor: Factor, *arrays: Any) -> tuple[Factor, list[Any]]:
+        factors = [factor if does else None for does in moves]
+        return _run_program(closed, arrays, factors, replace(around, scale=scale))
 
     return run
+
+
+def _run_program(
+    closed: Any, arrays: Sequence[Any], given: Sequence[Factor | None], around: Around
+) -> tuple[Factor, list[Any]]:
+    """Returns what a program gives, which is brought to one factor, and that factor."""
+    jaxpr = closed.jaxpr
+    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *arrays), strict=True))
+    factors = {var: each for var, each in zip(jaxpr.invars, given, strict=True) if each is not None}
+    start = lowest(list(factors.values())) if factors else _no_factor()
+    flow(jaxpr.eqns, values, factors, around)
+    found = [factors[atom] for atom in jaxpr.outvars if _is_in(atom, factors)]
+    after = lowest(found) if found else start
+    return after, [_with(after, atom, values, factors) for atom in jaxpr.outvars]
 
 
 def _with(after: Factor, atom: Any, values: Any, factors: dict[Any, Factor]) -> Any:
@@ -164,12 +179,11 @@ def _with(after: Factor, atom: Any, values: Any, factors: dict[Any, Factor]) -> 
     if _is_in(atom, factors):
         return brought(array, factors[atom], after)
     # What does not depend on what enters is zero, or counts something.
-    is_real = jnp.issubdtype(array.dtype, jnp.inexact)
-    return multiplied(array, after.times) if is_real else array
+    return multiplied(array, after.times) if _is_real(array) else array
 
 
-def _parts(out: Sequence[Any]) -> tuple[list[Any], Factor]:
-    return list(out[2:]), Factor(*out[:2])
+def _is_real(array: Any) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jnp.inexact))
 
 
 def _run_call(
@@ -178,7 +192,8 @@ def _run_call(
     params = equation.params
     run = _held(params["jaxpr" if "jaxpr" in params else "call_jaxpr"], moves, around)
     with located(equation):
-        return _parts(jax.jit(run)(around.scale, *factor, *arrays))
+        after, out = jax.jit(run)(around.scale, factor, *arrays)
+    return out, after
 
 
 def _run_checkpoint(
@@ -186,10 +201,15 @@ def _run_checkpoint(
 ) -> tuple[list[Any], Factor]:
     jaxpr, first = equation.params["jaxpr"], (around.scale, *factor)
     run = _held(ClosedJaxpr(jaxpr, ()), moves, around)
-    avals = [*map(jax.typeof, first), *(var.aval for var in jaxpr.invars)]
-    closed = trace(run, jaxpr, avals)
+
+    def flat(scale: Any, times: Any, inverse: Any, *given: Any) -> list[Any]:
+        after, out = run(scale, Factor(times, inverse), *given)
+        return [*after, *out]
+
+    closed = trace(flat, jaxpr, [*map(jax.typeof, first), *(var.aval for var in jaxpr.invars)])
     operands = [*closed.consts, *first, *arrays]
-    return _parts(bind(equation, operands, jaxpr=without_consts(closed.jaxpr)))
+    times, inverse, *out = bind(equation, operands, jaxpr=without_consts(closed.jaxpr))
+    return out, Factor(times, inverse)
 
 
 def _run_cond(
@@ -200,7 +220,8 @@ def _run_cond(
     branches = [_held(each, moves[1:], inside) for each in equation.params["branches"]]
     index, *given = arrays
     with located(equation):
-        return _parts(jax.lax.switch(index, branches, around.scale, *factor, *given))
+        after, out = jax.lax.switch(index, branches, around.scale, factor, *given)
+    return out, after
 
 
 def _run_scan(
@@ -209,32 +230,35 @@ def _run_scan(
     params = equation.params
     first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
     consts, carry, rows = arrays[:first], arrays[first:last], arrays[last:]
-    real = [jnp.issubdtype(each.dtype, jnp.inexact) for each in carry]
-    run = _held(params["jaxpr"], [*moves[:first], *real, *moves[last:]], around)
+    before = [factor if does else None for does in moves]
 
-    def turn(state: Any, row: Any) -> Any:
-        out = run(around.scale, *state[:2], *consts, *state[2:], *row)
-        count = len(state)
-        return tuple(out[:count]), (*out[:2], *out[count:])
+    def turn(state: tuple[Factor, list[Any]], row: Any) -> Any:
+        carried = [state[0] if _is_real(each) else None for each in state[1]]
+        factors = [*before[:first], *carried, *before[last:]]
+        after, out = _run_program(params["jaxpr"], [*consts, *state[1], *row], factors, around)
+        return (after, out[: len(carry)]), (after, out[len(carry) :])
 
-    scaled = [
-        each if does or not is_real else multiplied(each, factor.times)
-        for each, does, is_real in zip(carry, moves[first:last], real, strict=True)
-    ]
     options = {name: params[name] for name in ("length", "reverse", "unroll")}
+    start = factor, list(map(_started, carry, before[first:last], [factor] * len(carry)))
     with located(equation):
-        state, stacked = jax.lax.scan(turn, (*factor, *scaled), tuple(rows), **options)
-    return _level(state, stacked)
+        return _level(*jax.lax.scan(turn, start, list(rows), **options))
 
 
-def _level(state: Sequence[Any], stacked: Sequence[Any]) -> tuple[list[Any], Factor]:
+def _started(array: Any, before: Factor | None, factor: Factor) -> Any:
+    """Returns what a loop starts from, which adds up gradients even if it is none yet."""
+    return multiplied(array, factor.times) if before is None and _is_real(array) else array
+
+
+def _level(
+    state: tuple[Factor, list[Any]], turns: tuple[Factor, list[Any]]
+) -> tuple[list[Any], Factor]:
     """Returns what a loop gives with one factor, where each turn had its own."""
-    (last, before), (turns, row) = _parts(state)[::-1], _parts(stacked)[::-1]
-    smallest = jnp.min(turns.times, initial=last.times)
-    after = Factor(smallest, jnp.max(turns.inverse, initial=last.inverse))
-    ratio = turns.inverse * after.times
-    rows = [multiplied(each, jnp.expand_dims(ratio, range(1, each.ndim))) for each in row]
-    return [*(brought(each, last, after) for each in before), *rows], after
+    (last, carry), (each, rows) = state, turns
+    smallest = jnp.min(each.times, initial=last.times)
+    after = Factor(smallest, jnp.max(each.inverse, initial=last.inverse))
+    ratio = each.inverse * after.times
+    level = [multiplied(row, jnp.expand_dims(ratio, range(1, row.ndim))) for row in rows]
+    return [*(brought(array, last, after) for array in carry), *level], after
 
 
 def _run_shard_map(
@@ -245,13 +269,14 @@ def _run_shard_map(
     mapped = jax.shard_map(
         _held(ClosedJaxpr(params["jaxpr"], ()), moves, inside),
         mesh=params["mesh"],
-        in_specs=(_ONE, _ONE, _ONE, *params["in_specs"]),
-        out_specs=[_ONE, _ONE, *params["out_specs"]],
+        in_specs=(_ONE, _ONE, *params["in_specs"]),
+        out_specs=(_ONE, list(params["out_specs"])),
         axis_names=axes,
         check_vma=params["check_vma"],
     )
     with located(equation):
-        return _parts(mapped(around.scale, *factor, *arrays))
+        after, out = mapped(around.scale, factor, *arrays)
+    return out, after
 
 
 _NAMES: dict[str, Handler] = {
