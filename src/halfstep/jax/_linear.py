@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from halfstep.errors import UsageError
-from halfstep.jax._interpret import any_true
+from halfstep.jax._linearity import is_linear
 from halfstep.jax._private import Zero, eval_jaxpr, mapped, without_consts
 from halfstep.jax._scaled import run_scaled
 
@@ -120,8 +120,7 @@ def _jvp(
     scale, *operands = primals
     params = {"held": held, "scaled": scaled, **others}
     moves = [not isinstance(each, Zero) for each in tangents[1:]]
-    # What is handed true numbers need not be linear.
-    if not any(moves[:held]) and not any_true(others["jaxpr"]):
+    if not any(moves[:held]) and _is_linear(others["jaxpr"], held, scaled=scaled):
         moving = map(ad.instantiate_zeros, tangents[1 + held :])
         both = ([*operands[held:]], [*moving])
         out, moved = (linear_p.bind(scale, *operands[:held], *each, **params) for each in both)
@@ -131,6 +130,11 @@ def _jvp(
     # What is held by now has that scale, and is multiplied with what enters.
     scale = jnp.ones_like(scale) if scaled else scale
     return derivative(scale, program, operands, moves, ways, scaled=scaled)
+
+
+def _is_linear(jaxpr: Any, held: int, *, scaled: bool) -> bool:
+    # What is not scaled was made by going forward, where JAX takes care of it.
+    return not scaled or is_linear(jaxpr, [place >= held for place in range(len(jaxpr.invars))])
 
 
 ad.primitive_jvps[linear_p] = _jvp

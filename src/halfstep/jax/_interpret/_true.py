@@ -33,12 +33,9 @@ def run_true(
 
 def holds_true(equation: Any) -> bool:
     """Returns whether such an operation is an equation, or stands in a program that it holds."""
-    return equation.primitive is true_p or any(map(any_true, sub_jaxprs(equation.params)))
-
-
-def any_true(jaxpr: Any) -> bool:
-    """Returns whether a program holds such an operation."""
-    return any(map(holds_true, jaxpr.eqns))
+    return equation.primitive is true_p or any(
+        holds_true(inner) for jaxpr in sub_jaxprs(equation.params) for inner in jaxpr.eqns
+    )
 
 
 def _run(*operands: Any, jaxpr: Any, **_: Any) -> list[Any]:
