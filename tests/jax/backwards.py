@@ -42,7 +42,7 @@ OWN = {
     "clip": lambda x: clip_gradient(-1e-4, 1e-4, x),
     "norm": backward(by_norm),
     "unit": backward(lambda cotangent: cotangent / (jnp.linalg.norm(cotangent) + 1e-6)),
-    "soft": backward(lambda cotangent: cotangent / (jnp.abs(cotangent) + 1e-3)),
+    "soft": backward(lambda cotangent: cotangent / (jnp.abs(cotangent) + 1e-2)),
 }
 
 

@@ -63,7 +63,7 @@ def error(build, program, own):
 @pytest.mark.parametrize("name", ["clip", "norm"])
 def test_devices_are_handed_true_cotangents(build, program, name):
     assert jax.device_count() == 4
-    assert error(build, program, OWN[name]) < 0.01
+    assert error(build, program, OWN[name]) < 0.02
 
 
 def test_a_norm_over_all_devices_is_that_of_true_cotangents():

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from jax import lax
 from jax import numpy as jnp
 
+from halfstep.jax._numbers import wide
 from halfstep.jax._private import manual_axes, sub_jaxprs
 
 _EXPONENT = 0x7F800000
@@ -55,15 +56,19 @@ def lowest(factors: Sequence[Factor]) -> Factor:
     return first
 
 
-def brought(array: Any, before: Factor, after: Factor) -> Any:
-    """Returns what has a factor with another one."""
-    return array if before is after else multiplied(array, before.inverse * after.times)
+def brought(array: Any, before: Factor, after: Factor | None) -> Any:
+    """Returns what has a factor with another one, or as it is."""
+    return (
+        array
+        if after is None or before is after
+        else multiplied(array, before.inverse * after.times)
+    )
 
 
 def multiplied(array: Any, factor: Any) -> Any:
     """Returns an array times a factor that its dtype may not hold."""
-    wide = jnp.promote_types(array.dtype, jnp.float32)
-    return (array.astype(wide) * factor.astype(wide)).astype(array.dtype)
+    number = wide(array)
+    return (number * factor.astype(number.dtype)).astype(array.dtype)
 
 
 def times(factor: Any, arrays: Sequence[Any]) -> list[Any]:

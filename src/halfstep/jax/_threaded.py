@@ -88,17 +88,13 @@ def flow(
     for equation in equations:
         moves = [_is_in(atom, factors) for atom in equation.invars]
         before = [factors[atom] for atom in compress(equation.invars, moves)]
-        given = read(equation.invars, values)
-        if not before and not holds_true(equation):
-            values.update(zip(equation.outvars, bind(equation, given), strict=True))
-            continue
         factor = lowest(before) if before else None
-        for place, atom in enumerate(equation.invars):
-            if moves[place]:
-                given[place] = brought(given[place], factors[atom], factor)
+        given = read(equation.invars, values)
+        for place in compress(range(len(moves)), moves):
+            given[place] = brought(given[place], factors[equation.invars[place]], factor)
         out, after = _run(equation, given, moves, factor, around)
         values.update(zip(equation.outvars, out, strict=True))
-        factors.update(dict.fromkeys(equation.outvars, after))
+        factors.update({var: after for var in equation.outvars if after is not None})
 
 
 def read(atoms: Sequence[Any], values: dict[Any, Any]) -> list[Any]:
@@ -116,9 +112,9 @@ def _run(
     moves: Sequence[bool],
     factor: Factor | None,
     around: Around,
-) -> tuple[list[Any], Factor]:
+) -> tuple[list[Any], Factor | None]:
     """Returns what an equation gives of operands with one factor, and the factor of that."""
-    if factor is not None and not holds_true(equation):
+    if not holds_true(equation):
         return bind(equation, arrays), factor
     handler = _HANDLERS.get(equation.primitive.name, _refuse)
     return handler(equation, arrays, moves, factor or _no_factor(), around)
