@@ -55,9 +55,9 @@ def autocast(
     Where the policy scales, the function is a region: gradients are multiplied by a power of two
     where they enter a low format and divided by it, in float32, where they leave the function, so
     what `jax.grad` returns is true-valued. The power of two is chosen by what enters. The backward
-    of a `custom_vjp` inside sees scaled cotangents, so one that is not linear in them, such as a
-    clip, belongs outside. Forward mode is not scaled, nor are the terms of a second derivative that
-    lead back through what the first one kept for its backward.
+    of a `custom_vjp` inside that is not linear, such as a clip, is handed true cotangents and runs
+    as it is written. Forward mode is not scaled, nor are the terms of a second derivative that lead
+    back through what the first one kept for its backward.
 
     Args:
         function: The function. Default: `autocast` is used as a decorator with arguments.
@@ -76,8 +76,9 @@ def autocast(
         ScaleError: The scale is not a number above 0.
         RefusedOperationError: The rules refuse an operation; raised when it is called.
         RuleError: A rule names an operation that is not known; raised when it is called.
-        UsageError: It is no function that runs in one go, or it is a layer that makes parameters
-            while it is called.
+        UsageError: It is no function that runs in one go, it is a layer that makes parameters while
+            it is called, or a backward that is not linear stands where it cannot be handed true
+            cotangents.
 
     Example:
         >>> import jax, jax.numpy as jnp
