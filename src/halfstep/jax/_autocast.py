@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, overload
@@ -27,6 +28,11 @@ from halfstep.jax._region import bounded, initial_scale
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _MADE = "__halfstep_autocast__"
 _COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
+_Jitted = type(jax.jit(lambda: None))
+_NO_CONTEXT = (
+    "In JAX it transforms a function and is no context: write autocast(function, policy)(...) in"
+    " place of a with statement."
+)
 
 
 @overload
@@ -95,7 +101,7 @@ def autocast(
     asked = _checked(Policy.of(policy))
     initial_scale(asked, scale)
     if function is None:
-        return functools.partial(autocast, policy=asked, scale=scale)
+        return _Decorator(autocast, policy=asked, scale=scale)
     _check_function(function)
     called, owner = parts(function)
 
@@ -109,8 +115,18 @@ def autocast(
             program = traced(called, ((*owner, *args), kwargs), is_real)
         return program.finish(_run(program, chosen, scale, nested=nested))
 
-    run.__dict__[_MADE] = True
+    run.__dict__[_MADE] = asked
     return run
+
+
+class _Decorator(functools.partial[Any]):
+    """Waits for a function, and says so where it is taken for a context, as others have one."""
+
+    def __enter__(self) -> None:
+        raise UsageError(f"autocast needs a function, got a with statement. {_NO_CONTEXT}")
+
+    def __exit__(self, *_: object) -> None:
+        """Is never reached."""
 
 
 def is_cast(function: Any) -> bool:
@@ -118,6 +134,16 @@ def is_cast(function: Any) -> bool:
     while not hasattr(function, _MADE) and hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return hasattr(function, _MADE)
+
+
+def uncast(function: Any) -> tuple[Any, Policy | None]:
+    """Returns a function without `autocast`, compiled or not, and the policy that it had."""
+    inner: Any = function.__dict__["__wrapped__"] if isinstance(function, _Jitted) else function
+    policy: Policy | None = getattr(inner, _MADE, None)
+    if policy is None:
+        return function, None
+    plain = inner.__wrapped__
+    return (types.MethodType(plain, inner.__self__) if inspect.ismethod(inner) else plain), policy
 
 
 def parts(function: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -149,7 +175,7 @@ def _check_function(function: Any) -> None:
     if isinstance(function, str | Policy):
         raise UsageError(
             f"autocast needs a function, got the policy {function!r}. Write"
-            f" @autocast(policy={function!r}), or autocast(function, {function!r})."
+            f" @autocast(policy={function!r}), or autocast(function, {function!r}). {_NO_CONTEXT}"
         )
     suspended = (
         inspect.iscoroutinefunction,
