@@ -9,6 +9,8 @@ import pytest
 from hypothesis import strategies as st
 from jax import lax
 from jax import numpy as jnp
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.experimental.pallas import pallas_call
 
 from halfstep.jax import autocast
 from halfstep.jax._interpret._degree import is_homogeneous
@@ -34,6 +36,16 @@ def scanned(step, kept, ct):
     return lax.scan(lambda sum_, row: (step(sum_ + row), row), jnp.zeros(3), ct)[0]
 
 
+def tripled(given, out):
+    out[...] = 3 * given[...]
+
+
+def partitioned(function):
+    found = custom_partitioning(function)
+    found.def_partition(partition=None, sharding_rule="i j -> i j")
+    return found
+
+
 HOMOGENEOUS = {
     "itself": lambda kept, ct: ct,
     "nothing": lambda kept, ct: jnp.zeros_like(ct),
@@ -56,6 +68,8 @@ HOMOGENEOUS = {
     "derived": lambda kept, ct: jax.vjp(jax.nn.softmax, kept)[1](ct)[0],
     "region": lambda kept, ct: jax.vjp(autocast(jnp.tanh, "mixed_float16"), kept)[1](ct)[0],
     "told_of_others": lambda kept, ct: (jax.debug.print("{}", kept), ct)[1],
+    "partitioned": lambda kept, ct: partitioned(lambda ct: 2 * ct)(ct),
+    "pallas": lambda kept, ct: pallas_call(tripled, out_shape=ct, interpret=True)(ct),
     "kernel": lambda kept, ct: jax.pure_callback(lambda k, c: k * c, ct, kept, ct),
 }
 OTHERS = {
@@ -74,6 +88,7 @@ OTHERS = {
     "until_large": until_large,
     "scanned": partial(scanned, jnp.tanh),
     "branching": lambda kept, ct: lax.cond(ct[0, 0] > 0.1, jnp.negative, lambda ct: ct, ct),
+    "partitioned": lambda kept, ct: partitioned(jnp.sign)(ct),
     "told": lambda kept, ct: (jax.debug.print("{}", ct), ct)[1],
     "told_inside": lambda kept, ct: jax.jit(lambda ct: (jax.debug.print("{}", ct), ct)[1])(ct),
 }

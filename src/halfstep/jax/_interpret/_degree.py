@@ -36,12 +36,12 @@ _MULTIPLIED = "mul dot_general conv_general_dilated ragged_dot_general"
 _COMPARED = "eq ne lt le gt ge eq_to lt_to le_to sign is_finite atan2 argmax argmin"
 _CALLED = """
     jit pjit closed_call core_call remat2 checkpoint remat custom_jvp_call custom_vjp_call
-    shard_map halfstep_true
+    shard_map custom_partitioning halfstep_true
 """
 # Nothing is known of what is inside, and the backward of a kernel is a derivative.
 _OPAQUE = """
-    pallas_call ffi_call pure_callback tpu_custom_call triton_kernel_call
-    dot_product_attention_bwd dot_product_attention_bwd_wrapper
+    pallas_call mpmd_map ffi_call pure_callback tpu_custom_call triton_kernel_call
+    dot_product_attention_bwd dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd
 """
 _OBSERVING = "debug_print debug_callback io_callback"
 
@@ -213,8 +213,8 @@ def _open(jaxpr: Any) -> Any:
 
 
 def _called(equation: Any, given: list[Degree]) -> list[Degree]:
-    params = equation.params
-    return degrees(_open(params["jaxpr" if "jaxpr" in params else "call_jaxpr"]), given)
+    held = (equation.params.get(name) for name in ("jaxpr", "call_jaxpr", "call"))
+    return degrees(_open(next(each for each in held if each is not None)), given)
 
 
 def _region(equation: Any, given: list[Degree]) -> list[Degree]:
