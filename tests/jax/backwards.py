@@ -58,6 +58,11 @@ def low_around(own, w, x):
     return jnp.mean(own(x @ w) @ own(w))
 
 
+def residual(own, w, x):
+    h = x @ w
+    return jnp.mean(jnp.tanh(h + own(jnp.tanh(h))) @ w)
+
+
 def jitted(own, w, x):
     return jnp.mean(jax.jit(lambda h: jnp.tanh(own(h @ w)))(x @ w) @ w)
 
@@ -117,7 +122,7 @@ def nested_layers(own, w, x, policy):
 
 
 PROGRAMS = [
-    *(plain, several, low_around, jitted, checkpointed, saving_products, branching),
+    *(plain, several, low_around, residual, jitted, checkpointed, saving_products, branching),
     *(layered, layered_checkpoints, empty_loop, rows_inside, inner_gradient),
 ]
 

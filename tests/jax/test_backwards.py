@@ -26,7 +26,9 @@ from tests.jax.backwards import (
     nested,
     nested_layers,
     plain,
+    residual,
     rows_inside,
+    several,
     worst,
 )
 
@@ -68,14 +70,17 @@ def test_in_any_order_with_jit(program, weight):
         assert worst(gradient(W, X), true) < 0.01
 
 
-def test_what_a_sign_makes_of_tiny_cotangents_does_not_overflow():
+@pytest.mark.parametrize("program", [rows_inside, several, residual], ids=named)
+def test_what_a_sign_makes_of_tiny_cotangents_neither_overflows_nor_hides_others(program):
     own = backward(jnp.sign)
     for weight in (1e-12, 1.0, 1e6):
         ours, true = (
-            jax.grad(weighed(rows_inside, own, weight, policy))(W, X) for policy in (F16, "float32")
+            jax.grad(weighed(program, own, weight, policy), (0, 1))(W, X)
+            for policy in (F16, "float32")
         )
         # A cotangent near zero may have another sign in float16.
-        assert jnp.mean(jnp.abs(ours - true)) < 0.02 * jnp.mean(jnp.abs(true))
+        for one, other in zip(ours, true, strict=True):
+            assert jnp.mean(jnp.abs(one - other)) < 0.02 * jnp.mean(jnp.abs(other))
 
 
 def of_rows(program, own, policy):
