@@ -56,7 +56,13 @@ from halfstep.errors import PolicyError, RuleError, ScaleError
             1024.0,
             ScaleError,
             "LossScale needs a LossScale or its text form, got 1024.0."
-            " Write for example 'dynamic'.",
+            " Write 'static(1024.0)', or 'dynamic(init_scale=1024.0)'.",
+        ),
+        (
+            LossScale.of,
+            None,
+            ScaleError,
+            "LossScale needs a LossScale or its text form, got None. Write for example 'dynamic'.",
         ),
     ],
 )

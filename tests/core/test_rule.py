@@ -20,7 +20,8 @@ def test_every_family_operation_and_action_is_accepted(target, action):
         (
             {"target": "mm"},
             "Rule needs a family or an operation, got target='mm'. Families are "
-            f"{', '.join(FAMILIES)}; an operation has a namespace: 'aten::mm'.",
+            f"{', '.join(FAMILIES)}; an operation has a namespace: 'aten::mm' in PyTorch, "
+            "'lax::dot_general' and the like in JAX.",
         ),
         (
             {"target": ""},

@@ -154,7 +154,16 @@ BAD = [
         "got 'lax::dot_generl'. Did you mean 'lax::dot_general'",
     ),
     (lambda: autocast(jnp.sin, scale=-1.0), ScaleError, "scale to be a number above 0.*got -1.0"),
-    (lambda: autocast(jnp.sin, scale="big"), ScaleError, "got 'big'"),
+    (
+        lambda: autocast(jnp.sin, "mixed_float16", scale="dynamic"),
+        ScaleError,
+        r"got 'dynamic'.*policy='mixed_float16, scale=static\(1024\.0\)'",
+    ),
+    (
+        lambda: autocast(jnp.sin, scale="1024"),
+        ScaleError,
+        r"got '1024'\. Write scale=1024\.0, without quotes",
+    ),
     (
         lambda: autocast(jnp.sin, "mixed_float16", scale=jnp.ones(3)),
         ScaleError,
@@ -162,7 +171,28 @@ BAD = [
     ),
     (lambda: autocast("float32"), UsageError, r"Write @autocast\(policy='float32'\)"),
     (lambda: autocast(Policy()), UsageError, r"Write @autocast\(policy=Policy\("),
+    (lambda: _as_context("mixed_float16"), UsageError, r"no context: write autocast\(function, p"),
+    (
+        lambda: _as_context(policy="mixed_float16"),
+        UsageError,
+        r"a function, got a with statement\. In JAX it transforms a function and is no context",
+    ),
+    (
+        lambda: autocast(jnp.sin, "mixed_float16, rules=halfstep-1+dot=full"),
+        RuleError,
+        r"Families are matmul, .*'aten::dot' in PyTorch, 'lax::dot_general' and the like in JAX",
+    ),
+    (
+        lambda: autocast(jnp.sin, "mixed_float16, rules=halfstep-1+lax::dot=full")(X),
+        RuleError,
+        r"got 'lax::dot'\. Did you mean 'lax::dot_general'",
+    ),
 ]
+
+
+def _as_context(*args, **kwargs):
+    with autocast(*args, **kwargs):
+        pytest.fail("It is no context.")
 
 
 def _suspended():

@@ -2,10 +2,12 @@ import json
 import re
 
 import jax
+import pytest
 from jax import lax
 from jax import numpy as jnp
 
-from halfstep.jax import explain
+from halfstep.errors import UsageError
+from halfstep.jax import autocast, explain
 
 X, W = jnp.ones((4, 8)), jnp.ones((8, 8))
 
@@ -52,3 +54,18 @@ def test_the_reason_of_an_edit_is_told():
 
 def test_in_float32_there_is_nothing_to_explain():
     assert str(explain(loss, X, W, policy="float32")).endswith("nothing is cast")
+
+
+class Model:
+    @autocast(policy="mixed_float16")
+    def __call__(self, x, w):
+        return loss(x, w)
+
+
+def test_what_autocast_made_is_explained_with_its_own_policy():
+    expected = explain(loss, X, W, policy="mixed_float16")
+    cast = autocast(loss, "mixed_float16")
+    for function in (cast, jax.jit(cast), Model().__call__):
+        assert explain(function, X, W) == expected
+    with pytest.raises(UsageError, match=r"='mixed_bfloat16' beside its own, .*__wrapped__"):
+        explain(cast, X, W, policy="mixed_bfloat16")

@@ -1,10 +1,13 @@
 """Layers that make parameters while autocast traces them."""
 
+import sys
+from types import SimpleNamespace
+
 import jax
 import pytest
 from jax import numpy as jnp
 
-from halfstep.errors import UsageError
+from halfstep.errors import UnsupportedVersionError, UsageError
 from halfstep.jax import autocast
 
 X, KEY = jnp.ones((2, 8)), jax.random.key(0)
@@ -77,3 +80,16 @@ def test_layers_of_haiku_are_refused_while_they_make_parameters():
     transformed = hk.transform(lambda x: autocast(jnp.tanh)(hk.Linear(4)(x)))
     params = transformed.init(KEY, X)
     assert autocast(transformed.apply)(params, None, X).shape == (2, 4)
+
+
+VERSIONS = [
+    ("flax.linen.module", r"a Flax like 0\.12\.8, got .*lacks flax\.linen\.module\._context"),
+    ("haiku._src.base", r"a Haiku like 0\.0\.17, got .*Install dm-haiku==0\.0\.17"),
+]
+
+
+@pytest.mark.parametrize(("module", "message"), VERSIONS)
+def test_a_version_without_a_private_name_is_refused(module, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace())
+    with pytest.raises(UnsupportedVersionError, match=message):
+        autocast(jnp.tanh)(X)

@@ -194,14 +194,18 @@ def test_the_scale_is_a_number_an_array_or_something_that_has_one(given, expecte
     def spy(x):
         return x
 
+    # What is computed elsewhere is taken for a kernel, which is handed scaled numbers.
+    def kernel(each):
+        seen.append(np.asarray(each))
+        return each
+
     def backward(kept, cotangent):
-        jax.debug.callback(lambda each: seen.append(np.asarray(each)), cotangent)
-        return (cotangent,)
+        like = jax.ShapeDtypeStruct(cotangent.shape, cotangent.dtype)
+        return (jax.pure_callback(kernel, like, cotangent),)
 
     spy.defvjp(lambda x: (x, None), backward)
     one = jnp.ones((1, 1))
     jax.grad(autocast(lambda w: spy(one @ w)[0, 0], F16, scale=given))(one)
-    jax.effects_barrier()
     assert seen[0][0, 0] == expected / 2
 
 

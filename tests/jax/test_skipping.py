@@ -219,6 +219,20 @@ def test_a_limit_is_a_positive_whole_number(limit):
         apply_if_finite(optax.sgd(0.1), limit)
 
 
-def test_a_scale_that_cannot_be_read_is_refused():
-    with pytest.raises(ScaleError, match="Did you mean 'dynamic'"):
-        apply_if_finite(optax.sgd(0.1), loss_scale="dynamik")
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("dynamik", "Did you mean 'dynamic'"),
+        (1024.0, r"got 1024\.0\. Write 'static\(1024\.0\)', or 'dynamic\(init_scale=1024\.0\)'"),
+    ],
+)
+def test_a_scale_that_cannot_be_read_is_refused(given, message):
+    with pytest.raises(ScaleError, match=message):
+        apply_if_finite(optax.sgd(0.1), loss_scale=given)
+
+
+def test_what_makes_a_transformation_is_none():
+    with pytest.raises(UsageError, match=r"needs a transfor.* Write apply_if_finite\(sgd\(\.\.\."):
+        apply_if_finite(optax.sgd, 10)
+    with pytest.raises(UsageError, match=r", got 0\.1\. Write with_masters\(optax\.sgd\(0\.1"):
+        with_masters(0.1)

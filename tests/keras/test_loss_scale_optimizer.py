@@ -119,6 +119,16 @@ def test_a_static_scale_stays_and_overflows_are_skipped(loop):
     assert optimizer.counts.scale == 1024.0
 
 
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(("scaled", "after"), [(2.0**126, 1.0), (2.0**120, 0.0)])
+def test_a_gradient_that_only_dividing_makes_infinite_is_skipped(loop, scaled, after):
+    weight = variable([1.0])
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(2.0**-124), loss_scale="static(0.0625)")
+    optimizer.scale_loss(1.0)
+    loop(optimizer, [weight])(array([scaled]))
+    assert numbers(weight).tolist() == [after]
+
+
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_variables_without_gradient_are_left_alone():
     weights = [variable([1.0]), variable([1.0])]

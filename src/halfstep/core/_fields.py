@@ -59,7 +59,7 @@ def required(cls: Any) -> tuple[str, ...]:
     return tuple(f.name for f in fields if f.default is none and f.default_factory is none)
 
 
-def of(cls: type[AnyValue], value: object, error: type[Exception]) -> AnyValue:
+def of(cls: type[AnyValue], value: object, error: type[Exception], remedy: str = "") -> AnyValue:
     """Returns a value as it is, or reads its text or dict form."""
     if isinstance(value, cls):
         return value
@@ -69,5 +69,5 @@ def of(cls: type[AnyValue], value: object, error: type[Exception]) -> AnyValue:
         return cls.from_dict(value)
     raise error(
         f"{cls.__name__} needs a {cls.__name__} or its text form, got {value!r}."
-        f" Write for example {str(cls())!r}."
+        f" {remedy or f'Write for example {str(cls())!r}.'}"
     )

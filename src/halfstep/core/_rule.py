@@ -110,7 +110,10 @@ def _is_target(text: str) -> bool:
 
 def _target_remedy(text: str) -> str:
     if text and "::" not in text and not suggestion(text, FAMILIES):
-        return f" Families are {', '.join(FAMILIES)}; an operation has a namespace: 'aten::{text}'."
+        return (
+            f" Families are {', '.join(FAMILIES)}; an operation has a namespace: 'aten::{text}' in"
+            " PyTorch, 'lax::dot_general' and the like in JAX."
+        )
     return suggestion(text, FAMILIES) or " Write for example 'softmax' or 'aten::softmax.int'."
 
 

@@ -178,7 +178,7 @@ class LossScale:
             >>> LossScale.of("none") == LossScale.of(LossScale.none())
             True
         """
-        return _fields.of(cls, value, ScaleError)
+        return _fields.of(cls, value, ScaleError, _remedy(value))
 
     @classmethod
     def parse(cls, text: str) -> "LossScale":
@@ -231,3 +231,10 @@ def _number(word: str) -> float | str:
         with contextlib.suppress(ValueError):
             return read(word)
     return word
+
+
+def _remedy(value: object) -> str:
+    """Returns what to write for a number, which may stay or be where a scale starts."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    return f"Write 'static({float(value)})', or 'dynamic(init_scale={float(value)})'."

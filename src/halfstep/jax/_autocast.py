@@ -2,12 +2,14 @@
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, overload
 
 import jax
 
-from halfstep.core import Policy, overriding_policy
+from halfstep.core import Policy, Rules, overriding_policy
 from halfstep.errors import PolicyError, UsageError
 from halfstep.jax import _leaks, _tracing
 from halfstep.jax._arguments import Traced, is_real, traced
@@ -20,12 +22,17 @@ from halfstep.jax._interpret import (
     parameters,
     wanted_dtypes,
 )
-from halfstep.jax._private import eval_jaxpr
+from halfstep.jax._private import eval_jaxpr, sub_jaxprs
 from halfstep.jax._region import bounded, initial_scale
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _MADE = "__halfstep_autocast__"
 _COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
+_Jitted = type(jax.jit(lambda: None))
+_NO_CONTEXT = (
+    "In JAX it transforms a function and is no context: write autocast(function, policy)(...) in"
+    " place of a with statement."
+)
 
 
 @overload
@@ -54,9 +61,9 @@ def autocast(
     Where the policy scales, the function is a region: gradients are multiplied by a power of two
     where they enter a low format and divided by it, in float32, where they leave the function, so
     what `jax.grad` returns is true-valued. The power of two is chosen by what enters. The backward
-    of a `custom_vjp` inside sees scaled cotangents, so one that is not linear in them, such as a
-    clip, belongs outside. Forward mode is not scaled, nor are the terms of a second derivative that
-    lead back through what the first one kept for its backward.
+    of a `custom_vjp` inside that is not linear, such as a clip, is handed true cotangents and runs
+    as it is written. Forward mode is not scaled, nor are the terms of a second derivative that lead
+    back through what the first one kept for its backward.
 
     Args:
         function: The function. Default: `autocast` is used as a decorator with arguments.
@@ -75,8 +82,9 @@ def autocast(
         ScaleError: The scale is not a number above 0.
         RefusedOperationError: The rules refuse an operation; raised when it is called.
         RuleError: A rule names an operation that is not known; raised when it is called.
-        UsageError: It is no function that runs in one go, or it is a layer that makes parameters
-            while it is called.
+        UsageError: It is no function that runs in one go, it is a layer that makes parameters while
+            it is called, or a backward that is not linear stands where it cannot be handed true
+            cotangents.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -93,7 +101,7 @@ def autocast(
     asked = _checked(Policy.of(policy))
     initial_scale(asked, scale)
     if function is None:
-        return functools.partial(autocast, policy=asked, scale=scale)
+        return _Decorator(autocast, policy=asked, scale=scale)
     _check_function(function)
     called, owner = parts(function)
 
@@ -107,8 +115,18 @@ def autocast(
             program = traced(called, ((*owner, *args), kwargs), is_real)
         return program.finish(_run(program, chosen, scale, nested=nested))
 
-    run.__dict__[_MADE] = True
+    run.__dict__[_MADE] = asked
     return run
+
+
+class _Decorator(functools.partial[Any]):
+    """Waits for a function, and says so where it is taken for a context, as others have one."""
+
+    def __enter__(self) -> None:
+        raise UsageError(f"autocast needs a function, got a with statement. {_NO_CONTEXT}")
+
+    def __exit__(self, *_: object) -> None:
+        """Is never reached."""
 
 
 def is_cast(function: Any) -> bool:
@@ -116,6 +134,16 @@ def is_cast(function: Any) -> bool:
     while not hasattr(function, _MADE) and hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return hasattr(function, _MADE)
+
+
+def uncast(function: Any) -> tuple[Any, Policy | None]:
+    """Returns a function without `autocast`, compiled or not, and the policy that it had."""
+    inner: Any = function.__dict__["__wrapped__"] if isinstance(function, _Jitted) else function
+    policy: Policy | None = getattr(inner, _MADE, None)
+    if policy is None:
+        return function, None
+    plain = inner.__wrapped__
+    return (types.MethodType(plain, inner.__self__) if inspect.ismethod(inner) else plain), policy
 
 
 def parts(function: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -147,7 +175,7 @@ def _check_function(function: Any) -> None:
     if isinstance(function, str | Policy):
         raise UsageError(
             f"autocast needs a function, got the policy {function!r}. Write"
-            f" @autocast(policy={function!r}), or autocast(function, {function!r})."
+            f" @autocast(policy={function!r}), or autocast(function, {function!r}). {_NO_CONTEXT}"
         )
     suspended = (
         inspect.iscoroutinefunction,
@@ -163,8 +191,10 @@ def _check_function(function: Any) -> None:
 
 def _run(program: Traced, policy: Policy, scale: Any, *, nested: bool) -> Sequence[Any]:
     operands = [*program.closed.consts, *program.operands]
-    run = lowered(program.closed, policy, context_of(policy))
     around = initial_scale(policy, scale)
+    # What is around may scale, now or when what was compiled here is used again.
+    context = replace(context_of(policy), scaled=nested or around is not None)
+    run = lowered(program.closed, policy, context)
     region = run if around is None else functools.partial(_bounded, run, around)
     if nested:
         region = jax.jit(_tracing.named(region))
@@ -180,16 +210,28 @@ def lowered(closed: Any, policy: Policy, context: Context) -> Callable[..., Sequ
     """Returns what runs a program by the rules, on its constants and its operands."""
     count, jaxpr = len(closed.consts), closed.jaxpr
     dtypes = _output_dtypes(closed, policy)
+    is_plain = policy.compute_dtype == "float32"
+    if is_plain and context.scaled and _goes_back_by_itself(jaxpr):
+        is_plain, context = False, replace(context, rules=Rules.named("none"))
 
     # It outlives the trace, so it must not hold a value.
     def run(*arrays: Any) -> list[Any]:
-        if policy.compute_dtype == "float32":
+        if is_plain:
             return list(eval_jaxpr(jaxpr, arrays[:count], *arrays[count:]))
         values = parameters(arrays)
         out = interpret(jaxpr, values[:count], values[count:], context)
         return list(map(_handed_back, out, dtypes))
 
     return run
+
+
+def _goes_back_by_itself(jaxpr: Any) -> bool:
+    """Returns whether a program holds a function with a backward of its own."""
+    return any(
+        equation.primitive.name == "custom_vjp_call"
+        or any(map(_goes_back_by_itself, sub_jaxprs(equation.params)))
+        for equation in jaxpr.eqns
+    )
 
 
 def _output_dtypes(closed: Any, policy: Policy) -> list[Any]:

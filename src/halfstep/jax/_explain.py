@@ -10,9 +10,10 @@ import numpy as np
 from jax import numpy as jnp
 
 from halfstep.core import Policy
+from halfstep.errors import UsageError
 from halfstep.jax import _tracing
 from halfstep.jax._arguments import is_real, traced
-from halfstep.jax._autocast import lowered, parts
+from halfstep.jax._autocast import lowered, parts, uncast
 from halfstep.jax._interpret import Context, Decision, Value, context_of
 from halfstep.jax._ops import MOVING, operation_name, plain_name
 
@@ -91,7 +92,7 @@ def explain(
     function: Callable[..., Any],
     /,
     *args: Any,
-    policy: Policy | str = "mixed_bfloat16",
+    policy: Policy | str | None = None,
     **kwargs: Any,
 ) -> Explanation:
     """Returns which operation of a function runs in which dtype, and why.
@@ -99,13 +100,15 @@ def explain(
     The function is traced, not run. Operations that only move values are not listed.
 
     Args:
-        function: The function, without `autocast`.
+        function: The function, with or without `autocast`.
         args: What it is called with, or `jax.ShapeDtypeStruct` in place of arrays.
-        policy: The policy, or its text form.
+        policy: The policy, or its text form. Default: that of a function that `autocast` made, and
+            "mixed_bfloat16" for any other.
         kwargs: The arguments by name.
 
     Raises:
         PolicyError: The policy cannot be read, or has no meaning in JAX.
+        UsageError: A policy is given for a function that has one.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -115,7 +118,7 @@ def explain(
         >>> [(row.operation, row.runs_in, row.action) for row in rows]
         [('lax::dot_general', 'bfloat16', 'lower'), ('lax::exp', 'float32', 'full')]
     """
-    chosen = Policy.of(policy)
+    function, chosen = _asked(function, policy)
     called, owner = parts(function)
     with _tracing.inside():
         program = traced(called, ((*owner, *args), kwargs), _is_operand)
@@ -123,6 +126,20 @@ def explain(
     context = replace(context_of(chosen), note=lambda *told: found.update(_rows(*told)))
     jax.make_jaxpr(_runner(program.closed, chosen, context))(*program.operands)
     return Explanation(tuple(replace(row, count=count) for row, count in found.items()))
+
+
+def _asked(function: Any, policy: Policy | str | None) -> tuple[Any, Policy]:
+    """Returns a function without `autocast`, and the policy that it is explained with."""
+    plain, own = uncast(function)
+    if own is None:
+        return plain, Policy.of("mixed_bfloat16" if policy is None else policy)
+    if policy is not None:
+        raise UsageError(
+            "explain needs no policy for a function that autocast made, got"
+            f" policy={str(policy)!r} beside its own, {str(own)!r}. Leave it out, or write"
+            " explain(function.__wrapped__, ..., policy=...)."
+        )
+    return plain, own
 
 
 def _runner(closed: Any, policy: Policy, context: Context) -> Callable[..., Sequence[Any]]:

@@ -5,11 +5,12 @@ the other front-ends: multiplying a loss by a million changes nothing inside.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax import lax
 from jax import numpy as jnp
 
+from halfstep.jax._numbers import wide
 from halfstep.jax._private import manual_axes, sub_jaxprs
 
 _EXPONENT = 0x7F800000
@@ -17,8 +18,20 @@ _EXPONENT = 0x7F800000
 _SMALLEST, _LARGEST = 2.0**-100, 2.0**100
 
 
-def choose(scale: Any, arrays: Sequence[Any], axes: tuple[str, ...]) -> tuple[Any, Any]:
-    """Returns the factor for what enters, and its inverse.
+class Factor(NamedTuple):
+    """A power of two.
+
+    Args:
+        times: The factor.
+        inverse: Its inverse.
+    """
+
+    times: Any
+    inverse: Any
+
+
+def choose(scale: Any, arrays: Sequence[Any], axes: tuple[str, ...]) -> Factor:
+    """Returns the factor for what enters.
 
     Args:
         scale: What the sum of magnitudes is brought below.
@@ -31,7 +44,31 @@ def choose(scale: Any, arrays: Sequence[Any], axes: tuple[str, ...]) -> tuple[An
     power = jnp.where(size == 0, jnp.float32(0.5), _power_of_two(size))
     around = 2 * jnp.clip(power, jnp.float32(_SMALLEST), jnp.float32(_LARGEST))
     scale = _power_of_two(jnp.asarray(scale, jnp.float32))
-    return scale / around, around / scale
+    return Factor(scale / around, around / scale)
+
+
+def lowest(factors: Sequence[Factor]) -> Factor:
+    """Returns a factor that is too large for none of what has one of these."""
+    first, *others = {id(each): each for each in factors}.values()
+    for each in others:
+        smaller = jnp.minimum(first.times, each.times), jnp.maximum(first.inverse, each.inverse)
+        first = Factor(*smaller)
+    return first
+
+
+def brought(array: Any, before: Factor, after: Factor | None) -> Any:
+    """Returns what has a factor with another one, or as it is."""
+    return (
+        array
+        if after is None or before is after
+        else multiplied(array, before.inverse * after.times)
+    )
+
+
+def multiplied(array: Any, factor: Any) -> Any:
+    """Returns an array times a factor that its dtype may not hold."""
+    number = wide(array)
+    return (number * factor.astype(number.dtype)).astype(array.dtype)
 
 
 def times(factor: Any, arrays: Sequence[Any]) -> list[Any]:

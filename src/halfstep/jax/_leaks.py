@@ -4,13 +4,13 @@ Linen and Haiku put those aside where they are made, so what was traced would st
 """
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 
 from halfstep.errors import UsageError
+from halfstep.jax._libraries import loaded
 
 
 @contextlib.contextmanager
@@ -36,12 +36,13 @@ def _variables() -> list[Any]:
 
 
 def _of_linen() -> Any:
-    linen = sys.modules.get("flax.linen.module")
-    module = linen._context.module_stack[-1] if linen is not None else None
+    names = "_context.module_stack", "Scope.root", "Scope.variables"
+    found = loaded("flax.linen.module", *names)
+    module = found[0][-1] if found else None
     return None if module is None or module.scope is None else module.scope.root.variables()
 
 
 def _of_haiku() -> Any:
-    base = sys.modules.get("haiku._src.base")
-    inside = base is not None and base.inside_transform()
-    return [base.get_params(), base.get_current_state()] if base and inside else None
+    names = "inside_transform", "get_params", "get_current_state"
+    inside, *held = loaded("haiku._src.base", *names) or [bool]
+    return [each() for each in held] if inside() else None

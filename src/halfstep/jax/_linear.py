@@ -16,7 +16,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from halfstep.errors import UsageError
-from halfstep.jax._private import Zero, eval_jaxpr
+from halfstep.jax._linearity import is_linear
+from halfstep.jax._private import Zero, eval_jaxpr, mapped, without_consts
 from halfstep.jax._scaled import run_scaled
 
 linear_p = Primitive("halfstep_linear")
@@ -39,13 +40,7 @@ class Row:
 
     def mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function of a row as one of the batch."""
-        return jax.vmap(
-            function,
-            self.dims,
-            axis_name=self.axis.name,
-            axis_size=self.axis.size,
-            spmd_axis_name=self.axis.spmd_name,
-        )
+        return mapped(function, self.dims, self.axis)
 
 
 def linear_map(
@@ -68,18 +63,10 @@ def linear_map(
         row: What the program does for each row, where each is to be scaled by itself.
     """
     operands = (scale, *closed.consts, *held, *moving)
-    jaxpr = _without_consts(closed.jaxpr)
+    jaxpr = without_consts(closed.jaxpr)
     count = len(closed.consts) + len(held)
     out: list[Any] = linear_p.bind(*operands, jaxpr=jaxpr, held=count, scaled=scaled, row=row)
     return out
-
-
-def _without_consts(jaxpr: Any) -> Any:
-    return jaxpr.replace(
-        constvars=(),
-        invars=[*jaxpr.constvars, *jaxpr.invars],
-        debug_info=jaxpr.debug_info.with_unknown_names(),
-    )
 
 
 def _run(
@@ -133,7 +120,7 @@ def _jvp(
     scale, *operands = primals
     params = {"held": held, "scaled": scaled, **others}
     moves = [not isinstance(each, Zero) for each in tangents[1:]]
-    if not any(moves[:held]):
+    if not any(moves[:held]) and _is_linear(others["jaxpr"], held, scaled=scaled):
         moving = map(ad.instantiate_zeros, tangents[1 + held :])
         both = ([*operands[held:]], [*moving])
         out, moved = (linear_p.bind(scale, *operands[:held], *each, **params) for each in both)
@@ -143,6 +130,11 @@ def _jvp(
     # What is held by now has that scale, and is multiplied with what enters.
     scale = jnp.ones_like(scale) if scaled else scale
     return derivative(scale, program, operands, moves, ways, scaled=scaled)
+
+
+def _is_linear(jaxpr: Any, held: int, *, scaled: bool) -> bool:
+    # What is not scaled was made by going forward, where JAX takes care of it.
+    return not scaled or is_linear(jaxpr, [place >= held for place in range(len(jaxpr.invars))])
 
 
 ad.primitive_jvps[linear_p] = _jvp

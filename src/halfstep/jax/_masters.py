@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from halfstep.errors import UsageError
 from halfstep.jax._numbers import is_low
-from halfstep.jax._transformations._installed import optax_for
+from halfstep.jax._transformations._installed import checked_inner, optax_for
 from halfstep.jax._transformations._layouts import LAYOUTS, Layout, chosen, widened
 from halfstep.jax._transformations._states import states_of
 from halfstep.jax._transformations._updates import apply_updates
@@ -53,7 +53,8 @@ def with_masters(inner: Any, layout: str = "cast") -> Any:
 
     Raises:
         MissingExtraError: If optax is not installed.
-        UsageError: If there is no such layout, or a parameter has a dtype that it cannot keep.
+        UsageError: If there is no such layout, `inner` is no transformation, or a parameter has a
+            dtype that it cannot keep.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -68,7 +69,7 @@ def with_masters(inner: Any, layout: str = "cast") -> Any:
         (Array(0.992188, dtype=bfloat16), Array(0.9921875, dtype=float32))
     """
     optax = optax_for("with_masters")
-    how, inner = chosen(layout), optax.with_extra_args_support(inner)
+    how, inner = chosen(layout), checked_inner("with_masters", inner)
 
     def init(params: Any) -> WithMastersState:
         jax.tree_util.tree_map_with_path(how.check, params)

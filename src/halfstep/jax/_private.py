@@ -98,6 +98,33 @@ def located(equation: Any) -> Iterator[None]:
         yield
 
 
+def varying_axes(arrays: Sequence[Any]) -> tuple[str, ...]:
+    """Returns the mesh axes along which JAX says that arrays differ; 0.10 keeps them elsewhere."""
+    avals = [typeof(each) for each in arrays]
+    found = [aval.mat.varying if hasattr(aval, "mat") else aval.vma for aval in avals]
+    return tuple(sorted(frozenset[str]().union(*found)))
+
+
+def without_consts(jaxpr: Any) -> Any:
+    """Returns an open program that takes what it was traced with as its first arguments."""
+    return jaxpr.replace(
+        constvars=(),
+        invars=[*jaxpr.constvars, *jaxpr.invars],
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+
+
+def mapped(function: Callable[..., Any], dims: Any, axis: Any) -> Callable[..., Any]:
+    """Returns a function of a row as one of a batch, of which JAX told a batching rule."""
+    return jax.vmap(
+        function,
+        dims,
+        axis_name=axis.name,
+        axis_size=axis.size,
+        spmd_axis_name=axis.spmd_name,
+    )
+
+
 def manual_axes(equation: Any) -> Any:
     """Returns the mesh axes that a `shard_map` maps over; JAX 0.10 calls them otherwise."""
     params = equation.params

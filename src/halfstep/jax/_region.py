@@ -1,5 +1,6 @@
 """The boundary of a region: gradients are scaled inside of it and true outside."""
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,9 +39,20 @@ def _number(given: Any) -> Any:
     if not is_array and not _is_positive(number):
         raise ScaleError(
             "autocast needs scale to be a number above 0, an array of one, or something with a"
-            f" loss_scale or scale, got {given!r}. Write for example scale=1024.0."
+            f" loss_scale or scale, got {given!r}. {_remedy(given)}"
         )
     return number
+
+
+def _remedy(given: Any) -> str:
+    if not isinstance(given, str):
+        return "Write for example scale=1024.0."
+    with contextlib.suppress(ValueError):
+        return f"Write scale={float(given)}, without quotes."
+    return (
+        "Write for example scale=1024.0; the text form of a rule belongs into the policy, as in"
+        " policy='mixed_float16, scale=static(1024.0)'."
+    )
 
 
 def _held(given: Any) -> Any:

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from halfstep.jax._factor import choose, shared_axes, times
-from halfstep.jax._interpret import is_low
+from halfstep.jax._factor import times
+from halfstep.jax._interpret import holds_true, is_low
 from halfstep.jax._private import Literal, bind, sub_jaxprs
+from halfstep.jax._threaded import Around, flow, read
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,15 @@ def run_scaled(jaxpr: Any, held: Sequence[Any], moving: Sequence[Any], scale: An
     _run(parts.early, values)
     if not parts.entering:
         _run(parts.late, values)
-        return _read(jaxpr.outvars, values)
+        return read(jaxpr.outvars, values)
     entering = [values[var] for var in parts.entering]
-    factor, inverse = choose(scale, entering, shared_axes(parts.late))
-    inside = values | dict(zip(parts.entering, times(factor, entering), strict=True))
-    _run(parts.late, inside)
-    out = _read(jaxpr.outvars, inside | values)
+    around = Around.of(scale, parts.late)
+    factors = dict(zip(parts.entering, around.factors(entering), strict=True))
+    inside = values | {var: times(factors[var].times, [values[var]])[0] for var in parts.entering}
+    flow(parts.late, inside, factors, around)
+    out = read(jaxpr.outvars, inside | values)
     return [
-        times(inverse, [each])[0] if _in(atom, parts.scaled) else each
+        times(factors[atom].inverse, [each])[0] if _in(atom, parts.scaled) else each
         for atom, each in zip(jaxpr.outvars, out, strict=True)
     ]
 
@@ -65,7 +67,7 @@ def _parts(jaxpr: Any, held: int) -> _Parts:
         moved = [atom for atom in equation.invars if _in(atom, moving)]
         is_late = bool(moved) and (any(var in scaled for var in moved) or touches_low(equation))
         (late if is_late else early).append(equation)
-        if moved:
+        if moved or holds_true(equation):
             moving.update(equation.outvars)
         if is_late:
             scaled.update(equation.outvars)
@@ -91,9 +93,5 @@ def _held(equation: Any) -> Iterable[Any]:
 
 def _run(equations: Sequence[Any], values: dict[Any, Any]) -> None:
     for equation in equations:
-        out = bind(equation, _read(equation.invars, values))
+        out = bind(equation, read(equation.invars, values))
         values.update(zip(equation.outvars, out, strict=True))
-
-
-def _read(atoms: Sequence[Any], values: dict[Any, Any]) -> list[Any]:
-    return [atom.val if isinstance(atom, Literal) else values[atom] for atom in atoms]

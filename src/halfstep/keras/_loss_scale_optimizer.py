@@ -162,7 +162,7 @@ class LossScaleOptimizer(OldNames, keras.optimizers.LossScaleOptimizer):
         unscaling = self._unscaling(grads, variables)
         true = unscaling.true(grads)
         received = unscaling.received(true)
-        finite = backend().all_finite([grad for grad, _ in received])
+        finite = unscaling.finite(grads, received)
         outcome = backend().known(finite)
         if outcome is None:
             self._branch(finite, grads, unscaling)

@@ -10,6 +10,7 @@ from jax.extend.core import ClosedJaxpr
 
 from halfstep.jax._diagnosing._made import Value, value
 from halfstep.jax._diagnosing._run import HANDLERS, Handler, Place, Run
+from halfstep.jax._interpret import true_p
 from halfstep.jax._linear import linear_p
 
 
@@ -23,7 +24,7 @@ def _handles(*names: str) -> Callable[[Handler], Handler]:
 
 @_handles(
     *("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"),
-    *("custom_jvp_call", "custom_vjp_call"),
+    *("custom_jvp_call", "custom_vjp_call", true_p.name),
 )
 def run_call(run: Run, equation: Any, operands: list[Value], place: Place) -> list[Value]:
     """Goes through a program that is called."""

@@ -12,7 +12,7 @@ from halfstep.jax._interpret._interpreter import handles, interpret
 from halfstep.jax._interpret._operation import as_written, noted
 from halfstep.jax._interpret._rewrite import rewrite
 from halfstep.jax._interpret._values import ELIGIBLE, UNKNOWN, Value, constant
-from halfstep.jax._private import bind, located, manual_axes
+from halfstep.jax._private import bind, located, manual_axes, without_consts
 
 # The name of the call that a region inside another one makes, which has rules of its own.
 REGION = "halfstep_region"
@@ -48,18 +48,9 @@ def run_call(equation: Any, operands: Sequence[Value], context: Context) -> list
 def run_checkpoint(equation: Any, operands: Sequence[Value], context: Context) -> list[Value]:
     """Calls what is computed again for the backward, in the same dtypes both times."""
     inner = rewrite(_closed(equation.params["jaxpr"]), operands, context.inside(equation))
-    closed = inner.closed
     # It holds an open program, so what that was traced with becomes arguments.
-    jaxpr = closed.jaxpr.replace(
-        constvars=(),
-        invars=[*closed.jaxpr.constvars, *closed.jaxpr.invars],
-        debug_info=_nameless(closed),
-    )
-    return inner.values(bind(equation, [*closed.consts, *_arrays(operands)], jaxpr=jaxpr))
-
-
-def _nameless(closed: Any) -> Any:
-    return closed.jaxpr.debug_info.with_unknown_names()
+    arrays = [*inner.closed.consts, *_arrays(operands)]
+    return inner.values(bind(equation, arrays, jaxpr=without_consts(inner.closed.jaxpr)))
 
 
 @handles("shard_map")

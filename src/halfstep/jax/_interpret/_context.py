@@ -48,6 +48,7 @@ class Context:
         compute_dtype: What `lower` casts to.
         device: The device type that rules may be limited to.
         path: The dotted path of the module around, where rules are limited by it.
+        scaled: Whether gradients may be scaled where it runs.
         note: Who is told of each operation, None for nobody.
     """
 
@@ -55,6 +56,7 @@ class Context:
     compute_dtype: Any
     device: str
     path: str = ""
+    scaled: bool = False
     note: Note | None = field(default=None, compare=False)
 
     def at(self, equation: Any) -> str:
@@ -117,17 +119,21 @@ def _check_rules(rules: Rules) -> None:
     for rule in rules.edits:
         name = rule.target.removeprefix("lax::")
         if name != rule.target and name not in OPERATIONS:
-            near = difflib.get_close_matches(name, OPERATIONS, n=1)
-            meant = f" Did you mean 'lax::{near[0]}'?" if near else ""
             raise RuleError(
-                f"Rules need an operation that halfstep.jax knows, got {rule.target!r}.{meant}"
-                " What it does not know runs as it is written."
+                f"Rules need an operation that halfstep.jax knows, got {rule.target!r}."
+                f"{_meant(name)} What it does not know runs as it is written."
             )
     if rules.rows and not any(_speaks(rule.target) for rule in rules.rows):
         raise PolicyError(
             f"halfstep.jax needs rules about families or lax:: operations, got {rules.base!r},"
             " whose rows name operations of another framework. Write rules=halfstep-1."
         )
+
+
+def _meant(name: str) -> str:
+    longer = sorted(each for each in OPERATIONS if each.startswith(f"{name}_"))
+    near = longer or difflib.get_close_matches(name, OPERATIONS, n=1)
+    return f" Did you mean 'lax::{near[0]}'?" if near else ""
 
 
 def _speaks(target: str) -> bool:

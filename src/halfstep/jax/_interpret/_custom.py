@@ -9,9 +9,11 @@ from jax import numpy as jnp
 
 from halfstep.jax import _private
 from halfstep.jax._interpret._context import Context
+from halfstep.jax._interpret._degree import is_homogeneous
 from halfstep.jax._interpret._interpreter import handles, interpret
 from halfstep.jax._interpret._rewrite import Rewritten, rewrite
-from halfstep.jax._interpret._values import ELIGIBLE, Value, parameters
+from halfstep.jax._interpret._true import run_true
+from halfstep.jax._interpret._values import ELIGIBLE, FLOAT32, Value, is_low, parameters
 from halfstep.jax._private import Zero, eval_jaxpr, located
 
 
@@ -134,7 +136,39 @@ class _ReverseRule:
         closed = _private.trace(
             run, self._params["call_jaxpr"].jaxpr, [*self._kept_avals, *outgoing]
         )
-        values = list(map(Value, (*kept, *cotangents)))
-        out = iter(interpret(closed.jaxpr, parameters(closed.consts), values, self._context))
+        out = iter(self._run(closed, list(map(Value, kept)), list(map(Value, cotangents))))
         pairs = zip(missing, self._dtypes, strict=True)
         return tuple(None if gap else _like(next(out), dtype) for gap, dtype in pairs)
+
+    def _run(self, closed: Any, kept: list[Value], cotangents: list[Value]) -> list[Value]:
+        if self._context.scaled and not is_homogeneous(closed, len(kept)):
+            return _run_as_written(closed, kept, cotangents)
+        return interpret(
+            closed.jaxpr, parameters(closed.consts), [*kept, *cotangents], self._context
+        )
+
+
+def _run_as_written(closed: Any, kept: list[Value], cotangents: list[Value]) -> list[Value]:
+    """Runs a backward in the dtypes that it was written in, on true cotangents."""
+    avals = closed.in_avals[len(kept) :]
+    moves = [aval.dtype != jax.dtypes.float0 for aval in avals]
+
+    def run(*arrays: Any) -> list[Any]:
+        moving = iter(arrays[len(kept) :])
+        pairs = zip(cotangents, moves, strict=True)
+        given = [Value(next(moving)) if does else each for each, does in pairs]
+        operands = map(_like, given, (aval.dtype for aval in avals))
+        out = eval_jaxpr(closed.jaxpr, closed.consts, *arrays[: len(kept)], *operands)
+        return list(map(_wide, map(Value, out)))
+
+    held = [
+        _like(each, aval.dtype)
+        for each, aval in zip(kept, closed.in_avals[: len(kept)], strict=True)
+    ]
+    moving = [_wide(each) for each, does in zip(cotangents, moves, strict=True) if does]
+    return list(map(Value, run_true(run, held, moving)))
+
+
+def _wide(value: Value) -> Any:
+    # True numbers may be too small for a low format.
+    return value.in_(FLOAT32) if is_low(value.dtype) else value.array

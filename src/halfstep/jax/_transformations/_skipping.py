@@ -13,7 +13,7 @@ from halfstep.jax._numbers import is_inexact
 from halfstep.jax._rarely import only_if
 from halfstep.jax._scale import AnyLossScale, DynamicLossScale, Rule
 from halfstep.jax._scale import loss_scale as scale_of
-from halfstep.jax._transformations._installed import optax_for
+from halfstep.jax._transformations._installed import checked_inner, optax_for
 
 # No limit: more than any counter reaches.
 _MOST = 2**31 - 1
@@ -77,7 +77,7 @@ def apply_if_finite(
 
     Raises:
         MissingExtraError: If optax is not installed.
-        UsageError: If the number of errors is not positive.
+        UsageError: If the number of errors is not positive, or `inner` is no transformation.
         ScaleError: If the scale could destroy a run.
 
     Example:
@@ -92,7 +92,7 @@ def apply_if_finite(
     """
     optax = optax_for("apply_if_finite")
     limit = _checked_limit(max_consecutive_errors)
-    inner, first = optax.with_extra_args_support(inner), scale_of(loss_scale)
+    inner, first = checked_inner("apply_if_finite", inner), scale_of(loss_scale)
 
     def init(params: Any) -> ApplyIfFiniteState:
         tell_flax(type(first))

@@ -1,7 +1,8 @@
 """What differs between the backends of Keras, each in a module with the same functions.
 
 * `divided(grads, scale)`: the gradients over the scale, at least in float32; None stays None.
-* `all_finite(grads)`: whether every number is finite, as a tensor, for all replicas together.
+* `all_finite(grads, undivided)`: whether every number is finite, as a tensor, for all replicas
+  together. It may look at what they were divided from: numbers and scale, None where they are not.
 * `host(value)`: the numbers of a tensor, as Python has them.
 * `known(finite)`: the same as a bool where the host may look at it now, else None.
 * `branch(finite, grads, update, cell, written)`: the step where the host does not know.

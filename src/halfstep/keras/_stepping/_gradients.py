@@ -41,6 +41,22 @@ class Unscaling:
             Pairs of a gradient and its variable.
         """
         pairs = [(g, v) for g, v in zip(true, self.variables, strict=True) if g is not None]
-        if not self.rounded:
-            return pairs
-        return [(ops.cast(g, "float16") if has_dtype(v, "float16") else g, v) for g, v in pairs]
+        return [(ops.cast(g, "float16") if self._rounds(v) else g, v) for g, v in pairs]
+
+    def finite(self, grads: Sequence[Any], received: Sequence[tuple[Any, Any]]) -> Any:
+        """Returns whether all that the inner optimizer sees is finite, as a tensor.
+
+        Args:
+            grads: The gradients.
+            received: What `received` makes of the true ones.
+        """
+        undivided = None
+        if self.scale is not None and self._divides_only():
+            undivided = [grad for grad in grads if grad is not None], self.scale()
+        return backend().all_finite([grad for grad, _ in received], undivided)
+
+    def _divides_only(self) -> bool:
+        return not any(self.kept) and not any(map(self._rounds, self.variables))
+
+    def _rounds(self, variable: Any) -> bool:
+        return self.rounded and has_dtype(variable, "float16")

@@ -39,7 +39,7 @@ def host(value: Any) -> Any:
     return keras.ops.convert_to_numpy(value).tolist()
 
 
-def all_finite(grads: Sequence[Any]) -> Any:
+def all_finite(grads: Sequence[Any], undivided: Any) -> Any:
     """Returns whether every number is finite, in every replica."""
     checks = [tf.reduce_all(tf.math.is_finite(values(grad))) for grad in grads]
     finite = tf.reduce_all(tf.stack(checks)) if checks else tf.constant(True)

@@ -35,7 +35,7 @@ def host(value: Any) -> Any:
     return value.tolist()
 
 
-def all_finite(grads: Sequence[Any]) -> Any:
+def all_finite(grads: Sequence[Any], undivided: Any) -> Any:
     """Returns whether every number is finite."""
     largest = torch._foreach_norm([g for g in grads if g.numel()], float("inf"))
     return torch.isfinite(torch.stack(largest)).all() if largest else torch.tensor(True)
