@@ -6,6 +6,7 @@ from halfstep.core import Fault as Fault
 from halfstep.core import Format as Format
 from halfstep.core import LossScale as LossScale
 from halfstep.core import Policy as Policy
+from halfstep.core import Report as Report
 from halfstep.core import Rule as Rule
 from halfstep.core import Rules as Rules
 from halfstep.core import ScaleState as ScaleState
@@ -19,6 +20,7 @@ __all__ = [
     "Format",
     "LossScale",
     "Policy",
+    "Report",
     "Rule",
     "Rules",
     "ScaleState",

@@ -13,6 +13,12 @@ from halfstep.core._override import override_policy as override_policy
 from halfstep.core._override import overriding_policy as overriding_policy
 from halfstep.core._patches import replace as replace
 from halfstep.core._policy import Policy as Policy
+from halfstep.core._report import SEVERITIES as SEVERITIES
+from halfstep.core._report import Cast as Cast
+from halfstep.core._report import Finding as Finding
+from halfstep.core._report import Range as Range
+from halfstep.core._report import Report as Report
+from halfstep.core._report import Step as Step
 from halfstep.core._rule import ACTIONS as ACTIONS
 from halfstep.core._rule import FAMILIES as FAMILIES
 from halfstep.core._rule import Rule as Rule
@@ -30,16 +36,22 @@ __all__ = [
     "ACTIONS",
     "FAMILIES",
     "FORMATS",
+    "SEVERITIES",
+    "Cast",
     "Culprits",
     "Diagnosis",
     "Fault",
+    "Finding",
     "Format",
     "LossScale",
     "Policy",
+    "Range",
+    "Report",
     "Rule",
     "Rules",
     "ScaleState",
     "SkippedStepsWarning",
+    "Step",
     "culprits_text",
     "emit",
     "levels_to_user",
@@ -56,15 +68,20 @@ __all__ = [
 
 # Pickles, reprs and tracebacks show the public path, which outlives the private files.
 for _value in (
+    Cast,
     Diagnosis,
     Fault,
+    Finding,
     Format,
     LossScale,
     Policy,
+    Range,
+    Report,
     Rule,
     Rules,
     ScaleState,
     SkippedStepsWarning,
+    Step,
 ):
     _value.__module__ = __name__
 del _value

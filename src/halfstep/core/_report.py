@@ -1,0 +1,260 @@
+"""What happened in a training: each step, what was cast, which numbers there were, what to do."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from halfstep.core._diagnosis import Diagnosis
+from halfstep.core._formats import FORMATS
+from halfstep.core._reading import plain, record
+from halfstep.core._skips import Culprits
+from halfstep.errors import ReportError
+
+REPORT_FORMAT = "halfstep-doctor-1"
+SEVERITIES = ("error", "warning", "note")
+_KINDS = ("inf", "nan", "inf and nan", "unknown")
+_FORMATS = tuple(each.name for each in FORMATS)
+_LOWEST, _HIGHEST = -1074, 1023  # of float64, the widest format
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the optimizer.
+
+    Args:
+        number: The step, counted from 1.
+        loss: The loss, None where none was seen.
+        scale: The loss scale during the step, None where there is none.
+        skipped: Whether the optimizer left the parameters alone.
+        reason: Why it did; empty if it did not.
+        nonfinite: Name and kind, "inf", "nan", "inf and nan" or "unknown", of each gradient that
+            was not finite.
+
+    Example:
+        >>> Step(3, loss=0.25, scale=65536.0).skipped
+        False
+    """
+
+    number: int
+    loss: float | None = None
+    scale: float | None = None
+    skipped: bool = False
+    reason: str = ""
+    nonfinite: Culprits = ()
+
+    def __post_init__(self) -> None:
+        _check("Step", "number", self.number, "at least 1", self.number >= 1)
+        for _, kind in self.nonfinite:
+            _check_among("Step", "nonfinite", kind, _KINDS)
+
+
+@dataclass(frozen=True)
+class Range:
+    """The magnitudes of one tensor of a module, over all steps in which it was looked at.
+
+    Magnitudes are true ones: those of gradients before they were multiplied by the loss scale.
+
+    Args:
+        module: The dotted path of the module.
+        role: Which tensor it is, such as "output", "weight" or "grad_weight".
+        dtype: The format that it was in.
+        exponents: (exponent, count): so many numbers were at least 2**exponent and less than
+            twice that.
+        zeros: How many were zero.
+        infs: How many were inf.
+        nans: How many were NaN.
+        largest: The largest finite magnitude, None where there was none.
+        scale: By what they were multiplied before they went into a format.
+        lost: (format, fraction): which part of the numbers would have become 0 in it.
+
+    Example:
+        >>> found = Range("head", "grad_weight", "float16", ((-20, 3), (-4, 1)), zeros=4)
+        >>> found.count, found.largest
+        (8, None)
+    """
+
+    module: str
+    role: str
+    dtype: str
+    exponents: tuple[tuple[int, int], ...] = ()
+    zeros: int = 0
+    infs: int = 0
+    nans: int = 0
+    largest: float | None = None
+    scale: float = 1.0
+    lost: tuple[tuple[str, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_among("Range", "dtype", self.dtype, _FORMATS)
+        for exponent, count in self.exponents:
+            fits = _LOWEST <= exponent <= _HIGHEST
+            _check("Range", "exponents", exponent, f"from {_LOWEST} to {_HIGHEST}", fits)
+            _check("Range", "exponents", count, "counted from 0", count >= 0)
+        for name in ("zeros", "infs", "nans"):
+            _check("Range", name, getattr(self, name), "at least 0", getattr(self, name) >= 0)
+        _check("Range", "scale", self.scale, "above 0 and finite", 0 < self.scale < float("inf"))
+        for name, fraction in self.lost:
+            _check_among("Range", "lost", name, _FORMATS)
+            _check("Range", "lost", fraction, "from 0 to 1", 0 <= fraction <= 1)
+
+    @property
+    def count(self) -> int:
+        """How many numbers were looked at.
+
+        Example:
+            >>> Range("head", "output", "float16", ((0, 5),), nans=1).count
+            6
+        """
+        return sum(count for _, count in self.exponents) + self.zeros + self.infs + self.nans
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Casts that the rules inserted for one operation.
+
+    Args:
+        operation: The operation.
+        module: The dotted path of the module, empty for the outermost one.
+        count: How many casts there were.
+        source: The format that was cast.
+        target: The format that it was cast to.
+        bytes: How many bytes they wrote.
+
+    Example:
+        >>> Cast("aten::linear", "head", 2, "float32", "float16", 4096).bytes
+        4096
+    """
+
+    operation: str
+    module: str
+    count: int
+    source: str
+    target: str
+    bytes: int
+
+    def __post_init__(self) -> None:
+        _check("Cast", "count", self.count, "at least 0", self.count >= 0)
+        _check("Cast", "bytes", self.bytes, "at least 0", self.bytes >= 0)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to know, and what to do about it.
+
+    Args:
+        severity: "error" where training is broken, "warning" where it loses something, "note" else.
+        text: It, in one sentence.
+        module: The dotted path of the module that it is about; empty for the whole training.
+        remedy: What to write instead, to be pasted; empty where nothing is known.
+
+    Example:
+        >>> print(Finding("warning", "A third of the gradients become 0.", "head"))
+        warning: head: A third of the gradients become 0.
+    """
+
+    severity: str
+    text: str
+    module: str = ""
+    remedy: str = ""
+
+    def __post_init__(self) -> None:
+        _check_among("Finding", "severity", self.severity, SEVERITIES)
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, [self.severity, self.module, self.text]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What happened in a training; made by `halfstep doctor`.
+
+    Args:
+        script: What was run, as the user wrote it.
+        policy: What it trained under.
+        versions: (name, version) of Python, halfstep and the framework.
+        device: What it computed on.
+        date: When it started, ISO 8601, UTC.
+        steps: The steps, in order.
+        sampled: The numbers of the steps in which the numbers of tensors were looked at.
+        diagnosis: The first inf or NaN, and what followed.
+        ranges: The magnitudes of each tensor that was looked at.
+        casts: What the rules cast in one step.
+        findings: What there is to know, the gravest first.
+        error: Why the script failed, empty where it did not.
+
+    Example:
+        >>> report = Report(script="train.py", policy="mixed_float16", steps=(Step(1), Step(2)))
+        >>> len(report.skipped), Report.from_dict(report.to_dict()) == report
+        (0, True)
+    """
+
+    script: str
+    policy: str
+    versions: tuple[tuple[str, str], ...] = ()
+    device: str = ""
+    date: str = ""
+    steps: tuple[Step, ...] = ()
+    sampled: tuple[int, ...] = ()
+    diagnosis: Diagnosis = field(default_factory=Diagnosis)
+    ranges: tuple[Range, ...] = ()
+    casts: tuple[Cast, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        for fault in self.diagnosis.faults:
+            _check_among("Report", "diagnosis", fault.dtype, _FORMATS)
+
+    @property
+    def skipped(self) -> tuple[Step, ...]:
+        """The steps that the optimizer did not take.
+
+        Example:
+            >>> Report(script="a.py", policy="float32", steps=(Step(1, skipped=True),)).skipped
+            (Step(number=1, loss=None, scale=None, skipped=True, reason='', nonfinite=()),)
+        """
+        return tuple(step for step in self.steps if step.skipped)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as JSON types; inf and NaN, which JSON lacks, as text.
+
+        Example:
+            >>> Report(script="train.py", policy="float32").to_dict()["format"]
+            'halfstep-doctor-1'
+        """
+        return {"format": REPORT_FORMAT, **plain(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Returns the report that `to_dict` wrote.
+
+        Args:
+            data: What was written, by whomever: nothing in it is executed.
+
+        Raises:
+            ReportError: If it is not such a report, with what is wrong and where.
+
+        Example:
+            >>> data = {"format": "halfstep-doctor-1", "script": "train.py", "policy": 16}
+            >>> Report.from_dict(data)
+            Traceback (most recent call last):
+            halfstep.errors.ReportError: Report.policy needs to be a text, got 16. Pass what \
+to_dict() made.
+        """
+        found = data.get("format") if isinstance(data, Mapping) else data
+        if found != REPORT_FORMAT:
+            raise ReportError(
+                f"Report needs the format {REPORT_FORMAT!r}, got {str(found)[:40]!r}. Read it with "
+                "the version of halfstep that wrote it, or run halfstep doctor again."
+            )
+        return record(cls, {key: data[key] for key in data if key != "format"}, "Report")
+
+
+def _check(thing: str, name: str, value: Any, expected: str, holds: bool) -> None:
+    if not holds:
+        raise ReportError(f"{thing} needs {name} {expected}, got {value!r}. Write another number.")
+
+
+def _check_among(thing: str, name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ReportError(f"{thing} needs {name} among {', '.join(known)}, got {value!r}.")
