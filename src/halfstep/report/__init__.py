@@ -8,6 +8,7 @@ from halfstep.report._numbers import (
     ratio_text,
     seconds_text,
 )
+from halfstep.report._page import check_page, page
 from halfstep.report._progress import Progress
 from halfstep.report._sparkline import finite_limits, sparkline
 from halfstep.report._table import FittingTable, Row
@@ -19,8 +20,10 @@ __all__ = [
     "Progress",
     "Row",
     "bytes_text",
+    "check_page",
     "finite_limits",
     "number",
+    "page",
     "ratio_text",
     "seconds_text",
     "sparkline",
