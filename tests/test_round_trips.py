@@ -7,9 +7,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import halfstep
-from halfstep import Diagnosis, Fault, Format, LossScale, Policy, Rule, Rules, ScaleState
+from halfstep import (
+    Diagnosis,
+    Exponents,
+    Fault,
+    Format,
+    LossScale,
+    Policy,
+    Rule,
+    Rules,
+    ScaleState,
+)
 from halfstep.core import FORMATS
-from tests.core.strategies import DIAGNOSES, FAULTS, LOSS_SCALES, POLICIES, RULES, RULES_ROWS
+from tests.core.strategies import (
+    DIAGNOSES,
+    EXPONENTS,
+    FAULTS,
+    LOSS_SCALES,
+    POLICIES,
+    RULES,
+    RULES_ROWS,
+)
 
 STATES = st.builds(
     ScaleState,
@@ -18,9 +36,17 @@ STATES = st.builds(
     overflows=st.integers(0, 5),
 )
 VALUES = st.one_of(
-    st.sampled_from(FORMATS), FAULTS, DIAGNOSES, STATES, LOSS_SCALES, RULES_ROWS, RULES, POLICIES
+    st.sampled_from(FORMATS),
+    EXPONENTS,
+    FAULTS,
+    DIAGNOSES,
+    STATES,
+    LOSS_SCALES,
+    RULES_ROWS,
+    RULES,
+    POLICIES,
 )
-PUBLIC_CLASSES = (Diagnosis, Fault, Format, LossScale, Policy, Rule, Rules, ScaleState)
+PUBLIC_CLASSES = (Diagnosis, Exponents, Fault, Format, LossScale, Policy, Rule, Rules, ScaleState)
 
 
 def test_every_public_class_takes_part():
@@ -48,7 +74,7 @@ def test_text(value):
     assert str(type(value).parse(text)) == text
 
 
-@given(st.one_of(LOSS_SCALES, RULES_ROWS, RULES, POLICIES))
+@given(st.one_of(EXPONENTS, LOSS_SCALES, RULES_ROWS, RULES, POLICIES))
 def test_dict_also_by_way_of_json(value):
     data = value.to_dict()
     assert json.loads(json.dumps(data)) == data

@@ -9,6 +9,7 @@ from halfstep.core import (
     FAMILIES,
     FORMATS,
     Diagnosis,
+    Exponents,
     Fault,
     LossScale,
     Policy,
@@ -94,3 +95,5 @@ FAULTS = st.builds(
     source=st.text(max_size=8),
 )
 DIAGNOSES = st.builds(Diagnosis, st.lists(FAULTS, max_size=2).map(tuple))
+
+EXPONENTS = st.lists(st.floats(width=32), max_size=30).map(Exponents.of)

@@ -7,6 +7,8 @@ from halfstep.core._events import listening as listening
 from halfstep.core._events import metric as metric
 from halfstep.core._events import quiet as quiet
 from halfstep.core._events import subscribe as subscribe
+from halfstep.core._exponents import LOW_FORMATS as LOW_FORMATS
+from halfstep.core._exponents import Exponents as Exponents
 from halfstep.core._formats import FORMATS as FORMATS
 from halfstep.core._formats import Format as Format
 from halfstep.core._override import override_policy as override_policy
@@ -25,13 +27,16 @@ from halfstep.core._skips import culprits_text as culprits_text
 from halfstep.core._skips import levels_to_user as levels_to_user
 from halfstep.core._skips import overflow_reason as overflow_reason
 from halfstep.core._skips import tell_skips as tell_skips
+from halfstep.core._window import Window as Window
 
 __all__ = [
     "ACTIONS",
     "FAMILIES",
     "FORMATS",
+    "LOW_FORMATS",
     "Culprits",
     "Diagnosis",
+    "Exponents",
     "Fault",
     "Format",
     "LossScale",
@@ -40,6 +45,7 @@ __all__ = [
     "Rules",
     "ScaleState",
     "SkippedStepsWarning",
+    "Window",
     "culprits_text",
     "emit",
     "levels_to_user",
@@ -57,6 +63,7 @@ __all__ = [
 # Pickles, reprs and tracebacks show the public path, which outlives the private files.
 for _value in (
     Diagnosis,
+    Exponents,
     Fault,
     Format,
     LossScale,
@@ -65,6 +72,7 @@ for _value in (
     Rules,
     ScaleState,
     SkippedStepsWarning,
+    Window,
 ):
     _value.__module__ = __name__
 del _value
