@@ -183,7 +183,7 @@ class Exponents:
             The window, which may be empty; None where there is nothing to lose.
 
         Example:
-            >>> print(Exponents({-30: 1, 10: 1}, largest=1024.0).window("float16"))
+            >>> print(Exponents({-31: 1, 10: 1}, largest=1024.0).window("float16"))
             none
         """
         first = self._first_kept(tolerance)
