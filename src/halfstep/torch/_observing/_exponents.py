@@ -46,7 +46,6 @@ class Tally(Generic[Key]):
         self._places: dict[torch.device, dict[Key, int]] = {}
         self._rows: dict[torch.device, Tensor] = {}
 
-    @torch.no_grad()
     def add(self, key: Key, values: Any) -> None:
         """Counts the floating-point numbers that are stored in tensors, all else not.
 
