@@ -12,6 +12,7 @@ from halfstep import core
 from halfstep.core import FORMATS, ScaleState
 from tests.core.strategies import (
     DIAGNOSES,
+    EXPONENTS,
     FAULTS,
     LOSS_SCALES,
     POLICIES,
@@ -28,6 +29,7 @@ STATES = st.builds(
 )
 VALUES = st.one_of(
     st.sampled_from(FORMATS),
+    EXPONENTS,
     FAULTS,
     DIAGNOSES,
     STATES,
@@ -39,6 +41,7 @@ VALUES = st.one_of(
 )
 PUBLIC_CLASSES = (
     core.Diagnosis,
+    core.Exponents,
     core.Fault,
     core.Format,
     core.LossScale,
@@ -75,7 +78,7 @@ def test_text(value):
     assert str(type(value).parse(text)) == text
 
 
-@given(st.one_of(LOSS_SCALES, RULES_ROWS, RULES, POLICIES, REPORTS))
+@given(st.one_of(EXPONENTS, LOSS_SCALES, RULES_ROWS, RULES, POLICIES, REPORTS))
 def test_dict_also_by_way_of_json(value):
     data = value.to_dict()
     assert json.loads(json.dumps(data)) == data

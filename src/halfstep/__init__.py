@@ -2,6 +2,7 @@
 
 from halfstep import errors as errors
 from halfstep.core import Diagnosis as Diagnosis
+from halfstep.core import Exponents as Exponents
 from halfstep.core import Fault as Fault
 from halfstep.core import Format as Format
 from halfstep.core import LossScale as LossScale
@@ -16,6 +17,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Diagnosis",
+    "Exponents",
     "Fault",
     "Format",
     "LossScale",

@@ -11,11 +11,12 @@ from halfstep.core import (
     SEVERITIES,
     Cast,
     Diagnosis,
+    Exponents,
     Fault,
     Finding,
     LossScale,
+    Magnitudes,
     Policy,
-    Range,
     Report,
     Rule,
     Rules,
@@ -101,6 +102,8 @@ FAULTS = st.builds(
 )
 DIAGNOSES = st.builds(Diagnosis, st.lists(FAULTS, max_size=2).map(tuple))
 
+
+EXPONENTS = st.lists(st.floats(width=32), max_size=30).map(Exponents.of)
 COUNTS = st.integers(0, 10**12)
 FORMAT_NAMES = st.sampled_from([entry.name for entry in FORMATS])
 KINDS = st.sampled_from(["inf", "nan", "inf and nan", "unknown"])
@@ -113,18 +116,13 @@ REPORTED_STEPS = st.builds(
     reason=st.text(max_size=8),
     nonfinite=st.lists(st.tuples(st.text(max_size=8), KINDS), max_size=2).map(tuple),
 )
-RANGES = st.builds(
-    Range,
+MAGNITUDES = st.builds(
+    Magnitudes,
     module=st.text(max_size=8),
     role=st.sampled_from(["output", "weight", "grad_weight"]),
     dtype=FORMAT_NAMES,
-    exponents=st.lists(st.tuples(st.integers(-1074, 1023), COUNTS), max_size=3).map(tuple),
-    zeros=COUNTS,
-    infs=COUNTS,
-    nans=COUNTS,
-    largest=st.none() | st.floats(0, 1e30),
+    exponents=EXPONENTS,
     scale=st.floats(2.0**-126, 2.0**127),
-    lost=st.lists(st.tuples(FORMAT_NAMES, st.floats(0, 1)), max_size=2).map(tuple),
 )
 CASTS = st.builds(
     Cast, st.text(max_size=8), st.text(max_size=8), COUNTS, FORMAT_NAMES, FORMAT_NAMES, COUNTS
@@ -146,7 +144,7 @@ REPORTS = st.builds(
     steps=st.lists(REPORTED_STEPS, max_size=2).map(tuple),
     sampled=st.lists(st.integers(1, 9), max_size=2).map(tuple),
     diagnosis=DIAGNOSES,
-    ranges=st.lists(RANGES, max_size=2).map(tuple),
+    ranges=st.lists(MAGNITUDES, max_size=2).map(tuple),
     casts=st.lists(CASTS, max_size=2).map(tuple),
     findings=st.lists(FINDINGS, max_size=2).map(tuple),
     error=st.text(max_size=8),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfstep.core import Cast, Diagnosis, Fault, Finding, Range, Report, Step
+from halfstep.core import Cast, Diagnosis, Exponents, Fault, Finding, Magnitudes, Report, Step
 from halfstep.errors import ReportError
 from tests.core.strategies import REPORTS
 
@@ -18,7 +18,7 @@ REPORT = Report(
     steps=(Step(1, 0.5, 65536.0), Step(2, math.inf, 65536.0, True, "why", (("w", "inf"),))),
     sampled=(1,),
     diagnosis=Diagnosis((FAULT,), 65536.0),
-    ranges=(Range("block", "output", "float16", ((-3, 2), (0, 1)), zeros=1),),
+    ranges=(Magnitudes("block", "output", "float16", Exponents({-3: 2, 0: 1}, 1, largest=1.5)),),
     casts=(Cast("aten::linear", "block", 2, "float32", "float16", 64),),
     findings=(Finding("error", "It broke.", "block", "write this"),),
 )
@@ -35,8 +35,11 @@ def test_skipped_steps():
     assert REPORT.skipped == (REPORT.steps[1],)
 
 
-def test_a_range_counts_all_numbers():
-    assert Range("a", "output", "float16", ((-3, 2), (0, 1)), zeros=4, infs=8, nans=16).count == 31
+def test_what_is_lost_depends_on_the_scale_in_force():
+    exponents = Exponents({-30: 3, -4: 1}, largest=0.1)
+    found = [Magnitudes("a", "grad_weight", "float16", exponents, each) for each in (1.0, 48.0)]
+    assert [each.power for each in found] == [0, 5]
+    assert [each.lost("float16") for each in found] == [0.75, 0.0]
 
 
 def test_numbers_that_json_lacks_are_text():
@@ -75,14 +78,18 @@ def test_whole_numbers_serve_where_a_fraction_is_expected():
         (("steps", 1, "nonfinite", 0), ["w"], r"nonfinite\[0\] needs to be a list of 2, got \['w"),
         (("steps", 1, "nonfinite", 0, 1), "big", "Step needs nonfinite among inf, nan, inf and"),
         (("steps", 0, "lost"), 1, r"Report.steps\[0\] needs keys among number, .*mean 'loss'\?"),
-        (("ranges", 0, "dtype"), "fp16", r"In Report.ranges\[0\]: Range needs dtype among float64"),
-        (("ranges", 0, "exponents", 0, 0), 10**9, "exponents from -1074 to 1023, got 1000000000"),
-        (("ranges", 0, "exponents", 0, 1), -1, "Range needs exponents counted from 0, got -1"),
-        (("ranges", 0, "nans"), -1, "Range needs nans at least 0, got -1"),
-        (("ranges", 0, "scale"), 0.0, "Range needs scale above 0 and finite, got 0.0"),
-        (("ranges", 0, "scale"), "nan", "Range needs scale above 0 and finite, got nan"),
-        (("ranges", 0, "lost"), [["float16", 1.5]], "Range needs lost from 0 to 1, got 1.5"),
-        (("ranges", 0, "lost"), [["int8", 0.5]], "Range needs lost among float64"),
+        (("ranges", 0, "dtype"), "fp16", r"In Report.ranges\[0\]: Magnitudes needs dtype among"),
+        (("ranges", 0, "exponents"), 3, r"ranges\[0\].exponents needs to be a dict, got 3"),
+        (
+            ("ranges", 0, "exponents", "counts", 0, 0),
+            10**9,
+            r"In Report.ranges\[0\].exponents: Exp",
+        ),
+        (("ranges", 0, "exponents", "counts", 0, 1), -1, "Exponents needs counts >= 0, got -1"),
+        (("ranges", 0, "exponents", "nans"), -1, "Exponents needs counts >= 0, got -1"),
+        (("ranges", 0, "exponents", "largest"), 9.0, "Exponents needs largest= the largest"),
+        (("ranges", 0, "scale"), 0.0, "Magnitudes needs scale above 0 and finite, got 0.0"),
+        (("ranges", 0, "scale"), "nan", "Magnitudes needs scale above 0 and finite, got nan"),
         (("casts", 0, "bytes"), -1, "Cast needs bytes at least 0, got -1"),
         (("casts", 0, "count"), -1, "Cast needs count at least 0, got -1"),
         (("findings", 0, "severity"), "bad", "Finding needs severity among error, warning, note"),

@@ -2,7 +2,7 @@
 
 import math
 
-from halfstep.core import Cast, Diagnosis, Fault, Finding, Range, Report, Step
+from halfstep.core import Cast, Diagnosis, Exponents, Fault, Finding, Magnitudes, Report, Step
 
 BLOCKS = [f"blocks.{index}.{part}" for index in range(4) for part in ("attention", "mlp.expand")]
 MODULES = ["embedding", *BLOCKS, "norm", "head"]
@@ -25,32 +25,24 @@ FAULT = Fault(
 )
 
 
-def bell(middle, width=5.0, total=40_000):
+def bell(middle, infs=0, width=5.0, total=40_000):
     """Returns counts of exponents around a middle."""
     places = range(round(middle - 3 * width), round(middle + 2 * width))
     shares = [math.exp(-(((place - middle) / width) ** 2)) for place in places]
-    return tuple(
-        (place, round(total * share / sum(shares)))
+    counts = {
+        place: round(total * share / sum(shares))
         for place, share in zip(places, shares, strict=True)
-    )
+    }
+    return Exponents(counts, zeros=500, infs=infs, largest=1.5 * 2.0 ** max(counts))
 
 
 def found(index, module, role):
-    """Returns the range of one tensor."""
-    middle = ROLES[role] - index * (0.8 if role.startswith("grad") else -0.4)
-    exponents = bell(middle)
-    lost = sum(count for place, count in exponents if place < -41) / 40_000
-    return Range(
-        module,
-        role,
-        "float16",
-        exponents,
-        zeros=500 * index,
-        infs=7 if (module, role) == (FAULT.module, "output") else 0,
-        largest=2.0 ** (exponents[-1][0] + 0.5),
-        scale=SCALE if role.startswith("grad") else 1.0,
-        lost=(("float16", lost), ("bfloat16", 0.0), ("float8_e5m2", min(1.0, 3 * lost + 0.01))),
-    )
+    """Returns the magnitudes of one tensor."""
+    is_backward = role.startswith("grad")
+    middle = ROLES[role] - index * (0.8 if is_backward else -0.4)
+    infs = 7 if (module, role) == (FAULT.module, "output") else 0
+    scale = SCALE if is_backward else 1.0
+    return Magnitudes(module, role, "float16", bell(middle, infs), scale)
 
 
 def step(number):
@@ -134,7 +126,7 @@ def hostile():
             )
         ),
         ranges=tuple(
-            Range(each, role, "float16", ((-3, 5), (1, 2)), scale=4.0, lost=(("float16", 0.5),))
+            Magnitudes(each, role, "float16", Exponents({-3: 5, 1: 2}, largest=2.5), scale=4.0)
             for each in HOSTILE
             for role in ("output", "grad_output", worst)
         ),

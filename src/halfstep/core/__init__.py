@@ -7,6 +7,8 @@ from halfstep.core._events import listening as listening
 from halfstep.core._events import metric as metric
 from halfstep.core._events import quiet as quiet
 from halfstep.core._events import subscribe as subscribe
+from halfstep.core._exponents import LOW_FORMATS as LOW_FORMATS
+from halfstep.core._exponents import Exponents as Exponents
 from halfstep.core._formats import FORMATS as FORMATS
 from halfstep.core._formats import Format as Format
 from halfstep.core._override import override_policy as override_policy
@@ -16,7 +18,7 @@ from halfstep.core._policy import Policy as Policy
 from halfstep.core._report import SEVERITIES as SEVERITIES
 from halfstep.core._report import Cast as Cast
 from halfstep.core._report import Finding as Finding
-from halfstep.core._report import Range as Range
+from halfstep.core._report import Magnitudes as Magnitudes
 from halfstep.core._report import Report as Report
 from halfstep.core._report import Step as Step
 from halfstep.core._rule import ACTIONS as ACTIONS
@@ -31,27 +33,31 @@ from halfstep.core._skips import culprits_text as culprits_text
 from halfstep.core._skips import levels_to_user as levels_to_user
 from halfstep.core._skips import overflow_reason as overflow_reason
 from halfstep.core._skips import tell_skips as tell_skips
+from halfstep.core._window import Window as Window
 
 __all__ = [
     "ACTIONS",
     "FAMILIES",
     "FORMATS",
+    "LOW_FORMATS",
     "SEVERITIES",
     "Cast",
     "Culprits",
     "Diagnosis",
+    "Exponents",
     "Fault",
     "Finding",
     "Format",
     "LossScale",
+    "Magnitudes",
     "Policy",
-    "Range",
     "Report",
     "Rule",
     "Rules",
     "ScaleState",
     "SkippedStepsWarning",
     "Step",
+    "Window",
     "culprits_text",
     "emit",
     "levels_to_user",
@@ -70,18 +76,20 @@ __all__ = [
 for _value in (
     Cast,
     Diagnosis,
+    Exponents,
     Fault,
     Finding,
     Format,
     LossScale,
+    Magnitudes,
     Policy,
-    Range,
     Report,
     Rule,
     Rules,
     ScaleState,
     SkippedStepsWarning,
     Step,
+    Window,
 ):
     _value.__module__ = __name__
 del _value

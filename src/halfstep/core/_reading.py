@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from halfstep.core._text import suggestion
-from halfstep.errors import ReportError
+from halfstep.errors import HalfstepError, ReportError
 
 AnyValue = TypeVar("AnyValue")
 
@@ -59,7 +59,7 @@ to_dict() made.
     values = {key: _value(kinds[key], data[key], f"{where}.{key}") for key in data}
     try:
         return cls(**values)
-    except ReportError as error:
+    except HalfstepError as error:
         raise ReportError(f"In {where}: {error}") from None
 
 

@@ -1,10 +1,12 @@
 """What happened in a training: each step, what was cast, which numbers there were, what to do."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from halfstep.core._diagnosis import Diagnosis
+from halfstep.core._exponents import Exponents
 from halfstep.core._formats import FORMATS
 from halfstep.core._reading import plain, record
 from halfstep.core._skips import Culprits
@@ -14,7 +16,6 @@ REPORT_FORMAT = "halfstep-doctor-1"
 SEVERITIES = ("error", "warning", "note")
 _KINDS = ("inf", "nan", "inf and nan", "unknown")
 _FORMATS = tuple(each.name for each in FORMATS)
-_LOWEST, _HIGHEST = -1074, 1023  # of float64, the widest format
 
 
 @dataclass(frozen=True)
@@ -49,63 +50,58 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Range:
+class Magnitudes:
     """The magnitudes of one tensor of a module, over all steps in which it was looked at.
 
-    Magnitudes are true ones: those of gradients before they were multiplied by the loss scale.
+    They are true ones: those of gradients before they were multiplied by the loss scale.
 
     Args:
         module: The dotted path of the module.
         role: Which tensor it is, such as "output", "weight" or "grad_weight".
         dtype: The format that it was in.
-        exponents: (exponent, count): so many numbers were at least 2**exponent and less than
-            twice that.
-        zeros: How many were zero.
-        infs: How many were inf.
-        nans: How many were NaN.
-        largest: The largest finite magnitude, None where there was none.
+        exponents: How many numbers have which exponent.
         scale: By what they were multiplied before they went into a format.
-        lost: (format, fraction): which part of the numbers would have become 0 in it.
 
     Example:
-        >>> found = Range("head", "grad_weight", "float16", ((-20, 3), (-4, 1)), zeros=4)
-        >>> found.count, found.largest
-        (8, None)
+        >>> from halfstep.core import Exponents
+        >>> found = Exponents({-30: 3, -4: 1}, largest=0.1)
+        >>> gradient = Magnitudes("head", "grad_weight", "float16", found, scale=2.0)
+        >>> gradient.lost("float16"), gradient.lost("bfloat16")
+        (0.75, 0.0)
     """
 
     module: str
     role: str
     dtype: str
-    exponents: tuple[tuple[int, int], ...] = ()
-    zeros: int = 0
-    infs: int = 0
-    nans: int = 0
-    largest: float | None = None
+    exponents: Exponents = field(default_factory=Exponents)
     scale: float = 1.0
-    lost: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
-        _check_among("Range", "dtype", self.dtype, _FORMATS)
-        for exponent, count in self.exponents:
-            fits = _LOWEST <= exponent <= _HIGHEST
-            _check("Range", "exponents", exponent, f"from {_LOWEST} to {_HIGHEST}", fits)
-            _check("Range", "exponents", count, "counted from 0", count >= 0)
-        for name in ("zeros", "infs", "nans"):
-            _check("Range", name, getattr(self, name), "at least 0", getattr(self, name) >= 0)
-        _check("Range", "scale", self.scale, "above 0 and finite", 0 < self.scale < float("inf"))
-        for name, fraction in self.lost:
-            _check_among("Range", "lost", name, _FORMATS)
-            _check("Range", "lost", fraction, "from 0 to 1", 0 <= fraction <= 1)
+        _check_among("Magnitudes", "dtype", self.dtype, _FORMATS)
+        fits = 0 < self.scale < math.inf
+        _check("Magnitudes", "scale", self.scale, "above 0 and finite", fits)
 
     @property
-    def count(self) -> int:
-        """How many numbers were looked at.
+    def power(self) -> int:
+        """The exponent of the scale; the next lower one where it is no power of two.
 
         Example:
-            >>> Range("head", "output", "float16", ((0, 5),), nans=1).count
-            6
+            >>> Magnitudes("head", "grad_weight", "float16", scale=8.0).power
+            3
         """
-        return sum(count for _, count in self.exponents) + self.zeros + self.infs + self.nans
+        return math.frexp(self.scale)[1] - 1
+
+    def lost(self, form: str) -> float:
+        """Returns the fraction of the numbers that becomes 0 in a format.
+
+        Args:
+            form: The name of the format.
+
+        Example:
+            >>> Magnitudes("head", "output", "float16").lost("float16")
+            0.0
+        """
+        return self.exponents.flushed(form, self.power)
 
 
 @dataclass(frozen=True)
@@ -196,7 +192,7 @@ class Report:
     steps: tuple[Step, ...] = ()
     sampled: tuple[int, ...] = ()
     diagnosis: Diagnosis = field(default_factory=Diagnosis)
-    ranges: tuple[Range, ...] = ()
+    ranges: tuple[Magnitudes, ...] = ()
     casts: tuple[Cast, ...] = ()
     findings: tuple[Finding, ...] = ()
     error: str = ""

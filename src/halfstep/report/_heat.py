@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from halfstep.core import FORMATS, Format, Range, Report
+from halfstep.core import FORMATS, Format, Magnitudes, Report
 from halfstep.report._visible import visible
 
 # In this order they are looked at.
@@ -36,7 +36,8 @@ def heat_maps(report: Report) -> list[dict[str, Any]]:
         report: Whose ranges they are.
 
     Example:
-        >>> found = Range("head", "output", "float16", ((-2, 3), (0, 1)), scale=1.0)
+        >>> from halfstep.core import Exponents
+        >>> found = Magnitudes("head", "output", "float16", Exponents({-2: 3, 0: 1}, largest=1.5))
         >>> (each,) = heat_maps(Report(script="a.py", policy="float32", ranges=(found,)))
         >>> each["role"], each["exponents"], each["rows"][0]["counts"]
         ('output', [-2, -1, 0], [3, 0, 1])
@@ -64,12 +65,12 @@ def _window(each: Format) -> dict[str, float]:
     }
 
 
-def _place(found: Range) -> tuple[int, str]:
+def _place(found: Magnitudes) -> tuple[int, str]:
     names = list(ROLES)
     return (names.index(found.role) if found.role in names else len(names), found.role)
 
 
-def _heat_map(role: str, found: Sequence[Range]) -> dict[str, Any]:
+def _heat_map(role: str, found: Sequence[Magnitudes]) -> dict[str, Any]:
     exponents = _exponents(found)
     return {
         "role": visible(role),
@@ -79,18 +80,18 @@ def _heat_map(role: str, found: Sequence[Range]) -> dict[str, Any]:
     }
 
 
-def _exponents(found: Sequence[Range]) -> list[int]:
-    there = [exponent for each in found for exponent, count in each.exponents if count]
+def _exponents(found: Sequence[Magnitudes]) -> list[int]:
+    there = [exponent for each in found for exponent, _ in each.exponents.counts]
     return list(range(min(there), max(there) + 1)) if there else []
 
 
-def _rows(found: Sequence[Range], exponents: Sequence[int]) -> Iterator[dict[str, Any]]:
+def _rows(found: Sequence[Magnitudes], exponents: Sequence[int]) -> Iterator[dict[str, Any]]:
     for each in found:
-        counts = dict(each.exponents)
+        counts = dict(each.exponents.counts)
         yield {
             "module": visible(each.module),
             "dtype": each.dtype,
-            "scale": math.log2(each.scale),
+            "scale": each.power,
             "counts": [counts.get(exponent, 0) for exponent in exponents],
-            "total": each.count,
+            "total": each.exponents.total,
         }

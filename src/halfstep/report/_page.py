@@ -8,11 +8,11 @@ from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
 
-from halfstep.core import Report
+from halfstep.core import LOW_FORMATS, Report
 from halfstep.errors import MissingExtraError
 from halfstep.report._heat import heat_maps, phase, windows
 from halfstep.report._numbers import bytes_text, number
-from halfstep.report._shares import LOW_FORMATS, share_text, shares_lost
+from halfstep.report._shares import share_text
 from halfstep.report._timeline import timeline
 from halfstep.report._visible import visible
 from halfstep.report._words import headline, outcome
@@ -107,7 +107,6 @@ def _template() -> Any:
         "headline": headline,
         "outcome": outcome,
         "formats": LOW_FORMATS,
-        "lost": shares_lost,
         "by_bytes": _by_bytes,
     }
     return environment.from_string(_read("page.html"))

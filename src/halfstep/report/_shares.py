@@ -1,19 +1,6 @@
-"""Which part of a tensor's numbers a format would lose."""
+"""Parts of a whole, as a reader wants them."""
 
-from halfstep.core import Range
-
-LOW_FORMATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _TINY = 1e-4
-
-
-def shares_lost(found: Range) -> dict[str, float]:
-    """Returns the fraction of the numbers that become 0, by the formats for which it is known.
-
-    Example:
-        >>> shares_lost(Range("head", "grad_weight", "float16", lost=(("float16", 0.25),)))
-        {'float16': 0.25}
-    """
-    return dict(found.lost)
 
 
 def share_text(share: float) -> str:

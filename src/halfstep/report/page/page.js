@@ -114,7 +114,7 @@
       xgap: 1, ygap: rows.length > 60 ? 0 : 1, hoverinfo: "text", hoverongaps: false,
       text: rows.map((row) => row.counts.map((count, index) =>
         `${plain(row.module) || "(outermost)"}<br>2<sup>${map.exponents[index]}</sup>: ${count} of ${row.total} numbers` +
-        `<br>${row.dtype}, scale 2<sup>${Number(row.scale.toFixed(2))}</sup>`)),
+        `<br>${row.dtype}, scale 2<sup>${row.scale}</sup>`)),
       colorscale: [[0, colour("--heat-0")], [0.5, colour("--heat-1")], [1, colour("--heat-2")]],
       showscale: !narrow(), colorbar: {
         thickness: 10, outlinewidth: 0, len: Math.min(1, 260 / height(rows)), yanchor: "top", y: 1,
@@ -234,13 +234,8 @@
     heads[column].setAttribute("aria-sort", order);
     const sign = order === "ascending" ? 1 : -1, body = table.tBodies[0];
     const value = (row) => isText ? row.cells[column].textContent : row.cells[column].dataset.value;
-    const compare = (a, b) => {
-      const [left, right] = [value(a), value(b)];
-      // What is not known stays at the end.
-      if (left === "" || right === "") return (left === "") - (right === "");
-      return sign * (isText ? left.localeCompare(right, "en", { numeric: true }) : left - right);
-    };
-    body.append(...Array.from(body.rows).sort(compare));
+    const compare = isText ? (a, b) => a.localeCompare(b, "en", { numeric: true }) : (a, b) => a - b;
+    body.append(...Array.from(body.rows).sort((a, b) => sign * compare(value(a), value(b))));
   }
 
   async function copy(button) {
