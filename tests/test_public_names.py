@@ -123,6 +123,7 @@ NAMES = {
         "ASCII_UNKNOWN",
         "FittingTable",
         "Progress",
+        "ReportText",
         "Row",
         "UNKNOWN",
         "bytes_text",

@@ -10,6 +10,7 @@ from halfstep.report._numbers import (
 )
 from halfstep.report._page import check_page, page
 from halfstep.report._progress import Progress
+from halfstep.report._report_text import ReportText
 from halfstep.report._sparkline import finite_limits, sparkline
 from halfstep.report._table import FittingTable, Row
 
@@ -18,6 +19,7 @@ __all__ = [
     "UNKNOWN",
     "FittingTable",
     "Progress",
+    "ReportText",
     "Row",
     "bytes_text",
     "check_page",
