@@ -27,7 +27,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 # Where it cannot be installed, the tests of the report's page are skipped with that reason.
 browser:
 	command -v chromedriver >/dev/null || \
-	  { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium chromium-driver; }
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium chromium-driver; }
 
 demo: $(INSTALLED)
 	$(DEMO_ENV) $(BIN)/halfstep compare examples/digits.py --seeds 3
