@@ -1,5 +1,6 @@
 """How results are shown: tables that fit the terminal, curves in a line, live progress."""
 
+from halfstep.report._files import check_writable, is_stdout, write_json, write_text
 from halfstep.report._numbers import (
     ASCII_UNKNOWN,
     UNKNOWN,
@@ -23,10 +24,14 @@ __all__ = [
     "Row",
     "bytes_text",
     "check_page",
+    "check_writable",
     "finite_limits",
+    "is_stdout",
     "number",
     "page",
     "ratio_text",
     "seconds_text",
     "sparkline",
+    "write_json",
+    "write_text",
 ]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from halfstep.errors import UsageError
-from halfstep.run import Script
-from tests.run.scripts import write
+from halfstep.launch import Script
+from tests.launch.scripts import write
 
 pytestmark = pytest.mark.usefixtures("no_framework")
 

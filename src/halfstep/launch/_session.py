@@ -11,11 +11,11 @@ from typing import Any
 
 from halfstep import __version__, core
 from halfstep.errors import HalfstepError
-from halfstep.run._joined import Joined
-from halfstep.run._memory import MemoryGrowth
-from halfstep.run._probe import NoProbe, Probe, keras_probe, processor_name, torch_probe
-from halfstep.run._recorder import Recorder, Send
-from halfstep.run._when_imported import when_imported
+from halfstep.launch._joined import Joined
+from halfstep.launch._memory import MemoryGrowth
+from halfstep.launch._probe import NoProbe, Probe, keras_probe, processor_name, torch_probe
+from halfstep.launch._recorder import Recorder, Send
+from halfstep.launch._when_imported import when_imported
 
 _PROBES = {"keras": keras_probe, "torch": torch_probe}
 _UNSUPPORTED = 2

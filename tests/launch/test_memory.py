@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from halfstep.run import _memory
+from halfstep.launch import _memory
 
 
 def test_growth_is_seen_although_it_is_given_back():

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from halfstep.run._probe import Probe, SavedBytes
+from halfstep.launch._probe import Probe, SavedBytes
 
 _PERIOD_SECONDS = 0.25
 

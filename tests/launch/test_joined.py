@@ -2,8 +2,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from halfstep.run._joined import Joined
-from halfstep.run._probe import NoProbe
+from halfstep.launch._joined import Joined
+from halfstep.launch._probe import NoProbe
 
 
 def probe(**answers):

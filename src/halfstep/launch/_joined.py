@@ -1,6 +1,6 @@
 """The probes of a script that trains with Keras, as one."""
 
-from halfstep.run._probe import KerasProbe, Probe
+from halfstep.launch._probe import KerasProbe, Probe
 
 
 class Joined:
@@ -14,7 +14,7 @@ class Joined:
 
     Example:
         >>> from types import SimpleNamespace
-        >>> from halfstep.run._probe import NoProbe
+        >>> from halfstep.launch._probe import NoProbe
         >>> keras = SimpleNamespace(versions=lambda: {"keras": "3.15.0"})
         >>> joined = Joined(keras, NoProbe())
         >>> joined.versions(), joined.floats([1])

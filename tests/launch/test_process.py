@@ -1,6 +1,6 @@
 import pytest
 
-from halfstep.run._process import _Lines
+from halfstep.launch._process import _Lines
 
 
 @pytest.mark.parametrize(

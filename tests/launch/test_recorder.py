@@ -2,10 +2,10 @@ import contextlib
 import threading
 from types import SimpleNamespace
 
-from halfstep.run._log import RunLog
-from halfstep.run._probe import NoProbe
-from halfstep.run._recorder import Recorder
-from halfstep.run._runs import Skip
+from halfstep.launch._log import RunLog
+from halfstep.launch._probe import NoProbe
+from halfstep.launch._recorder import Recorder
+from halfstep.launch._runs import Skip
 
 
 class CountingProbe(NoProbe):

@@ -1,7 +1,7 @@
 """What a run really trained under, which need not be what was asked for."""
 
 from halfstep.core import Policy
-from halfstep.run._runs import RunResult
+from halfstep.launch._runs import RunResult
 
 NO_REGION = "no model became a region"
 LIKELY_REASONS = (

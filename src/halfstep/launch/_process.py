@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from halfstep.run._job import Job
-from halfstep.run._stdin import SharedInput
+from halfstep.launch._job import Job
+from halfstep.launch._stdin import SharedInput
 
 _CHUNK = 65536
 _POLL_SECONDS = 0.1
@@ -23,28 +23,34 @@ import importlib.util, sys
 spec = importlib.util.spec_from_file_location("halfstep", sys.argv.pop(1))
 sys.modules["halfstep"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["halfstep"])
-from halfstep.run._child import main
-main()
+import importlib
+importlib.import_module(sys.argv.pop(1)).main()
 """
 
 OnLine = Callable[[str], None]
 
 
 def run_process(
-    job: Mapping[str, Any], stdin: SharedInput, *, on_event: OnLine, on_output: OnLine
+    job: Mapping[str, Any],
+    stdin: SharedInput,
+    *,
+    child: str,
+    on_event: OnLine,
+    on_output: OnLine,
 ) -> int:
     """Runs one job to its end and returns the process's exit code.
 
     Args:
         job: The fields of `Job`, the descriptor apart.
         stdin: What the script reads.
+        child: The name of the module whose `main` does the job in the process.
         on_event: Receives each line that the recorder sends.
         on_output: Receives each line that the script prints, errors included.
     """
     reader, writer = os.pipe()
     with open(reader, "rb", buffering=0) as events:
         try:
-            process = _start(Job(**job, events_fd=writer), stdin)
+            process = _start(Job(**job, events_fd=writer), stdin, child)
         finally:
             os.close(writer)
         assert process.stdout is not None
@@ -56,10 +62,10 @@ def run_process(
             process.stdout.close()
 
 
-def _start(job: Job, stdin: SharedInput) -> subprocess.Popen[bytes]:
+def _start(job: Job, stdin: SharedInput, child: str) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         # -P: under `python SCRIPT` the working directory is not on sys.path either.
-        [sys.executable, "-P", "-c", _BOOT, _HALFSTEP, job.to_text()],
+        [sys.executable, "-P", "-c", _BOOT, _HALFSTEP, child, job.to_text()],
         stdin=stdin.for_process(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from halfstep.run._when_imported import when_imported
+from halfstep.launch._when_imported import when_imported
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from halfstep.run._runs import MetricValue, RunResult, Skip
+from halfstep.launch._runs import MetricValue, RunResult, Skip
 
 
 class RunLog:

@@ -1,6 +1,6 @@
 """Why a run shows no training step, as far as it can be told."""
 
-from halfstep.run._runs import RunResult
+from halfstep.launch._runs import RunResult
 
 
 def why_untrained(run: RunResult) -> str:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfstep.run import MetricValue, RunResult, Skip
+from halfstep.launch import MetricValue, RunResult, Skip
 
 FULL = RunResult(
     policy="mixed_float16",

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from halfstep.run._stdin import SharedInput
+from halfstep.launch._stdin import SharedInput
 
 READS = "import sys; print(sys.stdin.read(), end='')"
 IGNORES = "print('done', end='')"
