@@ -15,6 +15,9 @@ from halfstep.core._override import override_policy as override_policy
 from halfstep.core._override import overriding_policy as overriding_policy
 from halfstep.core._patches import replace as replace
 from halfstep.core._policy import Policy as Policy
+from halfstep.core._ranges import Moment as Moment
+from halfstep.core._ranges import Range as Range
+from halfstep.core._ranges import Ranges as Ranges
 from halfstep.core._rule import ACTIONS as ACTIONS
 from halfstep.core._rule import FAMILIES as FAMILIES
 from halfstep.core._rule import Rule as Rule
@@ -40,7 +43,10 @@ __all__ = [
     "Fault",
     "Format",
     "LossScale",
+    "Moment",
     "Policy",
+    "Range",
+    "Ranges",
     "Rule",
     "Rules",
     "ScaleState",
@@ -67,7 +73,10 @@ for _value in (
     Fault,
     Format,
     LossScale,
+    Moment,
     Policy,
+    Range,
+    Ranges,
     Rule,
     Rules,
     ScaleState,
