@@ -15,8 +15,10 @@ from halfstep.core import (
     Fault,
     Finding,
     LossScale,
-    Magnitudes,
+    Moment,
     Policy,
+    Range,
+    Ranges,
     Report,
     Rule,
     Rules,
@@ -116,13 +118,26 @@ REPORTED_STEPS = st.builds(
     reason=st.text(max_size=8),
     nonfinite=st.lists(st.tuples(st.text(max_size=8), KINDS), max_size=2).map(tuple),
 )
-MAGNITUDES = st.builds(
-    Magnitudes,
-    module=st.text(max_size=8),
-    role=st.sampled_from(["output", "weight", "grad_weight"]),
-    dtype=FORMAT_NAMES,
-    exponents=EXPONENTS,
-    scale=st.floats(2.0**-126, 2.0**127),
+RANGES = st.builds(
+    Ranges,
+    rows=st.lists(
+        st.builds(
+            Range,
+            module=st.text(max_size=8),
+            role=st.sampled_from(["output", "weight", "grad_weight"]),
+            reference=EXPONENTS,
+            run=EXPONENTS,
+            form=FORMAT_NAMES,
+            families=st.lists(st.text(max_size=4), max_size=2).map(tuple),
+        ),
+        max_size=2,
+    ).map(tuple),
+    form=FORMAT_NAMES,
+    entering=st.floats(0.0, 1e30),
+    updates=st.lists(st.tuples(st.text(max_size=4), st.floats(0, 1)), max_size=2).map(tuple),
+    moments=st.lists(
+        st.builds(Moment, st.text(max_size=4), FORMAT_NAMES, st.floats(0, 1), EXPONENTS), max_size=1
+    ).map(tuple),
 )
 CASTS = st.builds(
     Cast, st.text(max_size=8), st.text(max_size=8), COUNTS, FORMAT_NAMES, FORMAT_NAMES, COUNTS
@@ -144,7 +159,8 @@ REPORTS = st.builds(
     steps=st.lists(REPORTED_STEPS, max_size=2).map(tuple),
     sampled=st.lists(st.integers(1, 9), max_size=2).map(tuple),
     diagnosis=DIAGNOSES,
-    ranges=st.lists(MAGNITUDES, max_size=2).map(tuple),
+    ranges=RANGES,
+    power=st.integers(-30, 30),
     casts=st.lists(CASTS, max_size=2).map(tuple),
     findings=st.lists(FINDINGS, max_size=2).map(tuple),
     error=st.text(max_size=8),

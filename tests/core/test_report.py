@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import json
 import math
 
@@ -6,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfstep.core import Cast, Diagnosis, Exponents, Fault, Finding, Magnitudes, Report, Step
+from halfstep.core import Cast, Diagnosis, Exponents, Fault, Finding, Range, Ranges, Report, Step
 from halfstep.errors import ReportError
 from tests.core.strategies import REPORTS
 
 FAULT = Fault("block.ff", "matmul", "forward", "output", "inf", "float16", (2, 64), 1200.0)
+EXPONENTS = Exponents({-3: 2, 0: 1}, 1, largest=1.5)
 REPORT = Report(
     script="train.py",
     policy="mixed_float16",
@@ -18,10 +20,13 @@ REPORT = Report(
     steps=(Step(1, 0.5, 65536.0), Step(2, math.inf, 65536.0, True, "why", (("w", "inf"),))),
     sampled=(1,),
     diagnosis=Diagnosis((FAULT,), 65536.0),
-    ranges=(Magnitudes("block", "output", "float16", Exponents({-3: 2, 0: 1}, 1, largest=1.5)),),
+    ranges=Ranges((Range("block", "output", EXPONENTS, EXPONENTS, "float16"),)),
     casts=(Cast("aten::linear", "block", 2, "float32", "float16", 64),),
     findings=(Finding("error", "It broke.", "block", "write this"),),
 )
+
+
+RUN = ("ranges", "rows", 0, "run")
 
 
 def put(data, path, value):
@@ -37,9 +42,13 @@ def test_skipped_steps():
 
 def test_what_is_lost_depends_on_the_scale_in_force():
     exponents = Exponents({-30: 3, -4: 1}, largest=0.1)
-    found = [Magnitudes("a", "grad_weight", "float16", exponents, each) for each in (1.0, 48.0)]
-    assert [each.power for each in found] == [0, 5]
-    assert [each.lost("float16") for each in found] == [0.75, 0.0]
+    gradient = Range("a", "grad_weight", exponents, exponents)
+    output = Range("a", "output", exponents, exponents)
+    for power, expected in ((0, 0.75), (5, 0.0)):
+        report = dataclasses.replace(REPORT, ranges=Ranges((gradient, output)), power=power)
+        assert report.lost(gradient) == expected
+        assert report.lost(output) == 0.75
+        assert report.lost(gradient, "bfloat16") == 0.0
 
 
 def test_numbers_that_json_lacks_are_text():
@@ -78,18 +87,13 @@ def test_whole_numbers_serve_where_a_fraction_is_expected():
         (("steps", 1, "nonfinite", 0), ["w"], r"nonfinite\[0\] needs to be a list of 2, got \['w"),
         (("steps", 1, "nonfinite", 0, 1), "big", "Step needs nonfinite among inf, nan, inf and"),
         (("steps", 0, "lost"), 1, r"Report.steps\[0\] needs keys among number, .*mean 'loss'\?"),
-        (("ranges", 0, "dtype"), "fp16", r"In Report.ranges\[0\]: Magnitudes needs dtype among"),
-        (("ranges", 0, "exponents"), 3, r"ranges\[0\].exponents needs to be a dict, got 3"),
-        (
-            ("ranges", 0, "exponents", "counts", 0, 0),
-            10**9,
-            r"In Report.ranges\[0\].exponents: Exp",
-        ),
-        (("ranges", 0, "exponents", "counts", 0, 1), -1, "Exponents needs counts >= 0, got -1"),
-        (("ranges", 0, "exponents", "nans"), -1, "Exponents needs counts >= 0, got -1"),
-        (("ranges", 0, "exponents", "largest"), 9.0, "Exponents needs largest= the largest"),
-        (("ranges", 0, "scale"), 0.0, "Magnitudes needs scale above 0 and finite, got 0.0"),
-        (("ranges", 0, "scale"), "nan", "Magnitudes needs scale above 0 and finite, got nan"),
+        (("ranges", "rows", 0, "form"), "fp16", "Report needs ranges among float64"),
+        (("ranges", "form"), "fp16", "Report needs ranges among float64"),
+        (("ranges", "rows", 0, "run"), 3, r"ranges.rows\[0\].run needs to be a dict, got 3"),
+        ((*RUN, "counts", 0, 0), 10**9, r"In Report.ranges.rows\[0\].run: Exponents needs exponen"),
+        ((*RUN, "counts", 0, 1), -1, "Exponents needs counts >= 0, got -1"),
+        ((*RUN, "nans"), -1, "Exponents needs counts >= 0, got -1"),
+        ((*RUN, "largest"), 9.0, "Exponents needs largest= the largest"),
         (("casts", 0, "bytes"), -1, "Cast needs bytes at least 0, got -1"),
         (("casts", 0, "count"), -1, "Cast needs count at least 0, got -1"),
         (("findings", 0, "severity"), "bad", "Finding needs severity among error, warning, note"),

@@ -2,7 +2,7 @@
 
 import math
 
-from halfstep.core import Cast, Diagnosis, Exponents, Fault, Finding, Magnitudes, Report, Step
+from halfstep.core import Cast, Diagnosis, Exponents, Fault, Finding, Range, Ranges, Report, Step
 
 BLOCKS = [f"blocks.{index}.{part}" for index in range(4) for part in ("attention", "mlp.expand")]
 MODULES = ["embedding", *BLOCKS, "norm", "head"]
@@ -37,12 +37,11 @@ def bell(middle, infs=0, width=5.0, total=40_000):
 
 
 def found(index, module, role):
-    """Returns the magnitudes of one tensor."""
+    """Returns the range of one tensor."""
     is_backward = role.startswith("grad")
     middle = ROLES[role] - index * (0.8 if is_backward else -0.4)
     infs = 7 if (module, role) == (FAULT.module, "output") else 0
-    scale = SCALE if is_backward else 1.0
-    return Magnitudes(module, role, "float16", bell(middle, infs), scale)
+    return Range(module, role, bell(middle), bell(middle, infs), "float16", ("matmul",))
 
 
 def step(number):
@@ -71,7 +70,10 @@ REPORT = Report(
         (FAULT, Fault("head", "softmax", *("forward", "output", "nan"), "float16", (8,), None)),
         SCALE,
     ),
-    ranges=tuple(found(index, name, role) for index, name in enumerate(MODULES) for role in ROLES),
+    ranges=Ranges(
+        tuple(found(index, name, role) for index, name in enumerate(MODULES) for role in ROLES)
+    ),
+    power=16,
     casts=tuple(
         Cast(f"aten::{name}", module, count, "float32", "float16", 4096 * (place + 1) * count)
         for place, module in enumerate(BLOCKS)
@@ -106,6 +108,9 @@ HOSTILE = (
 )
 
 
+FEW = Exponents({-3: 5, 1: 2}, largest=2.5)
+
+
 def hostile():
     """Returns a report in which every text is hostile."""
     worst = HOSTILE[3]
@@ -125,11 +130,14 @@ def hostile():
                 for each in HOSTILE
             )
         ),
-        ranges=tuple(
-            Magnitudes(each, role, "float16", Exponents({-3: 5, 1: 2}, largest=2.5), scale=4.0)
-            for each in HOSTILE
-            for role in ("output", "grad_output", worst)
+        ranges=Ranges(
+            tuple(
+                Range(each, role, FEW, FEW, "float16")
+                for each in HOSTILE
+                for role in ("output", "grad_output", worst)
+            )
         ),
+        power=2,
         casts=tuple(Cast(each, each, 1, each, each, 9) for each in HOSTILE),
         findings=tuple(Finding("error", each, each, each) for each in HOSTILE),
         error=worst,

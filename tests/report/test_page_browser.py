@@ -104,7 +104,7 @@ def test_searching(faulty):
     search.send_keys("BLOCKS.1 grad_weight")
     assert set(faulty.run(CELLS, 0)) == {"blocks.1.attention", "blocks.1.mlp.expand"}
     assert set(faulty.run(CELLS, 1)) == {"grad_weight"}
-    assert faulty.find("#search-count").text == f"2 of {len(REPORT.ranges)}"
+    assert faulty.find("#search-count").text == f"2 of {len(REPORT.ranges.rows)}"
     search.send_keys(" nowhere")
     assert faulty.run(SHOWN) == []
     search.clear()

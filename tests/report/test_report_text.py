@@ -4,7 +4,7 @@ import io
 import pytest
 from rich.console import Console
 
-from halfstep.core import Exponents, Finding, Magnitudes, Report, Step
+from halfstep.core import Exponents, Finding, Range, Ranges, Report, Step
 from halfstep.report import ReportText
 from tests.report.reports import FAULT, REPORT, hostile
 
@@ -43,24 +43,20 @@ def test_a_remedy_is_told_once():
 
 
 def test_the_tensors_that_lose_the_most():
-    small = Exponents({-30: 3, -4: 1}, largest=0.1)
-    report = Report(
-        script="a.py",
-        policy="mixed_float16",
-        ranges=(
-            Magnitudes("fine", "output", "float16", Exponents({0: 1}, largest=1.0)),
-            Magnitudes("some", "grad_weight", "float16", Exponents({-30: 1, 0: 3}, largest=1.0)),
-            Magnitudes("most", "grad_weight", "float16", small),
-            Magnitudes("scaled", "grad_weight", "float16", small, scale=64.0),
-            Magnitudes("broken", "output", "bfloat16", Exponents({0: 1}, nans=2, largest=1.0)),
-        ),
+    one, small = Exponents({0: 1}, largest=1.0), Exponents({-30: 3, -4: 1}, largest=0.1)
+    rows = (
+        Range("fine", "output", one, one),
+        Range("some", "output", Exponents({-30: 1, 0: 3}, largest=1.0), one),
+        Range("most", "output", small, small),
+        Range("scaled", "grad_weight", small, small),
+        Range("broken", "output", one, Exponents({0: 1}, nans=2, largest=1.0)),
     )
-    lines = printed(report)
-    start = lines.index("numbers that become 0, or are not finite")
+    lines = printed(Report(script="a.py", policy="float16", ranges=Ranges(rows), power=6))
+    start = lines.index("numbers that become 0 in float16, or are not finite")
     assert [line.split() for line in lines[start + 3 :]] == [
-        ["broken", "output", "bfloat16", "0", "%", "0", "2", "1"],
-        ["most", "grad_weight", "float16", "75", "%", "0", "0", "0.1"],
-        ["some", "grad_weight", "float16", "25", "%", "0", "0", "1"],
+        ["broken", "output", "0", "%", "0", "2", "1"],
+        ["most", "output", "75", "%", "0", "0", "0.1"],
+        ["some", "output", "25", "%", "0", "0", "1"],
     ]
 
 

@@ -15,10 +15,14 @@ from halfstep.core._override import override_policy as override_policy
 from halfstep.core._override import overriding_policy as overriding_policy
 from halfstep.core._patches import replace as replace
 from halfstep.core._policy import Policy as Policy
+from halfstep.core._ranges import BACKWARD as BACKWARD
+from halfstep.core._ranges import FORWARD as FORWARD
+from halfstep.core._ranges import Moment as Moment
+from halfstep.core._ranges import Range as Range
+from halfstep.core._ranges import Ranges as Ranges
 from halfstep.core._report import SEVERITIES as SEVERITIES
 from halfstep.core._report import Cast as Cast
 from halfstep.core._report import Finding as Finding
-from halfstep.core._report import Magnitudes as Magnitudes
 from halfstep.core._report import Report as Report
 from halfstep.core._report import Step as Step
 from halfstep.core._rule import ACTIONS as ACTIONS
@@ -37,8 +41,10 @@ from halfstep.core._window import Window as Window
 
 __all__ = [
     "ACTIONS",
+    "BACKWARD",
     "FAMILIES",
     "FORMATS",
+    "FORWARD",
     "LOW_FORMATS",
     "SEVERITIES",
     "Cast",
@@ -49,8 +55,10 @@ __all__ = [
     "Finding",
     "Format",
     "LossScale",
-    "Magnitudes",
+    "Moment",
     "Policy",
+    "Range",
+    "Ranges",
     "Report",
     "Rule",
     "Rules",
@@ -81,8 +89,10 @@ for _value in (
     Finding,
     Format,
     LossScale,
-    Magnitudes,
+    Moment,
     Policy,
+    Range,
+    Ranges,
     Report,
     Rule,
     Rules,

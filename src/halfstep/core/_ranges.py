@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from halfstep.core._exponents import LOW_FORMATS, Exponents
@@ -27,10 +27,12 @@ class Range:
         role: "input", "weight", "output", "grad_output", "grad_input" or "grad_weight".
         reference: The values in float32.
         run: The values of the same step as it ran.
+        form: The name of the format in which they were.
         families: The families of operations that the module runs, as rules call them.
 
     Example:
-        >>> reference, run = Exponents({-30: 1, 0: 3}, largest=1.0), Exponents({0: 3}, 1, largest=1.0)
+        >>> reference = Exponents({-30: 1, 0: 3}, largest=1.0)
+        >>> run = Exponents({0: 3}, zeros=1, largest=1.0)
         >>> Range("head", "grad_weight", reference, run).lost
         0.25
     """
@@ -39,6 +41,7 @@ class Range:
     role: str
     reference: Exponents
     run: Exponents
+    form: str = "float32"
     families: tuple[str, ...] = ()
 
     @property
@@ -57,6 +60,7 @@ class Range:
         return {
             "module": self.module,
             "role": self.role,
+            "form": self.form,
             "families": list(self.families),
             "reference": self.reference.to_dict(),
             "run": self.run.to_dict(),
@@ -73,7 +77,7 @@ class Moment:
         parameter: The name of the parameter.
         form: The name of the format that the optimizer keeps the second moment in.
         eps: What the optimizer adds to the root of it.
-        squares: What one step adds to the second moment.
+        squares: What one step adds to the second moment, where the gradient is not zero.
 
     Example:
         >>> moment = Moment("weight", "float16", 1e-8, Exponents({-30: 1, -20: 3}, largest=1e-6))
@@ -88,8 +92,9 @@ class Moment:
 
     @property
     def vanishing(self) -> float:
-        """The fraction of the squares, of numbers that are not zero, that becomes zero."""
-        return self.squares.flushed(self.form)
+        """The fraction of the squares that becomes zero, be it in float32 already."""
+        flushed = self.squares.flushed(self.form)
+        return self.squares.zero + (1.0 - self.squares.zero) * flushed
 
     @property
     def eps_vanishes(self) -> bool:
@@ -244,7 +249,7 @@ class Ranges:
         window = self._window_of(module)
         forward = [row for row in self.rows if row.module == module and row.role in FORWARD]
         overflows = any(row.reference.overflowed(self.form) for row in forward)
-        return not overflows and (window is None or self.power in window)
+        return not overflows and (window is None or self.power is None or self.power in window)
 
     def _window_of(self, module: str) -> Window | None:
         return self.window(module=module)

@@ -97,7 +97,5 @@ def _moments(ranges: "Ranges") -> list[str]:
     for each in ranges.moments[:_SHOWN]:
         if each.vanishing or each.eps_vanishes:
             zero = f", and eps={each.eps:g} is zero there" if each.eps_vanishes else ""
-            lines.append(
-                f"  {each.vanishing:7.1%}  {each.parameter} in {each.form}{zero}"
-            )
+            lines.append(f"  {each.vanishing:7.1%}  {each.parameter} in {each.form}{zero}")
     return ["squares that Adam loses:", *lines] if lines else []

@@ -1,13 +1,12 @@
 """What happened in a training: each step, what was cast, which numbers there were, what to do."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from halfstep.core._diagnosis import Diagnosis
-from halfstep.core._exponents import Exponents
 from halfstep.core._formats import FORMATS
+from halfstep.core._ranges import BACKWARD, Range, Ranges
 from halfstep.core._reading import plain, record
 from halfstep.core._skips import Culprits
 from halfstep.errors import ReportError
@@ -47,61 +46,6 @@ class Step:
         _check("Step", "number", self.number, "at least 1", self.number >= 1)
         for _, kind in self.nonfinite:
             _check_among("Step", "nonfinite", kind, _KINDS)
-
-
-@dataclass(frozen=True)
-class Magnitudes:
-    """The magnitudes of one tensor of a module, over all steps in which it was looked at.
-
-    They are true ones: those of gradients before they were multiplied by the loss scale.
-
-    Args:
-        module: The dotted path of the module.
-        role: Which tensor it is, such as "output", "weight" or "grad_weight".
-        dtype: The format that it was in.
-        exponents: How many numbers have which exponent.
-        scale: By what they were multiplied before they went into a format.
-
-    Example:
-        >>> from halfstep.core import Exponents
-        >>> found = Exponents({-30: 3, -4: 1}, largest=0.1)
-        >>> gradient = Magnitudes("head", "grad_weight", "float16", found, scale=2.0)
-        >>> gradient.lost("float16"), gradient.lost("bfloat16")
-        (0.75, 0.0)
-    """
-
-    module: str
-    role: str
-    dtype: str
-    exponents: Exponents = field(default_factory=Exponents)
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check_among("Magnitudes", "dtype", self.dtype, _FORMATS)
-        fits = 0 < self.scale < math.inf
-        _check("Magnitudes", "scale", self.scale, "above 0 and finite", fits)
-
-    @property
-    def power(self) -> int:
-        """The exponent of the scale; the next lower one where it is no power of two.
-
-        Example:
-            >>> Magnitudes("head", "grad_weight", "float16", scale=8.0).power
-            3
-        """
-        return math.frexp(self.scale)[1] - 1
-
-    def lost(self, form: str) -> float:
-        """Returns the fraction of the numbers that becomes 0 in a format.
-
-        Args:
-            form: The name of the format.
-
-        Example:
-            >>> Magnitudes("head", "output", "float16").lost("float16")
-            0.0
-        """
-        return self.exponents.flushed(form, self.power)
 
 
 @dataclass(frozen=True)
@@ -173,7 +117,9 @@ class Report:
         steps: The steps, in order.
         sampled: The numbers of the steps in which the numbers of tensors were looked at.
         diagnosis: The first inf or NaN, and what followed.
-        ranges: The magnitudes of each tensor that was looked at.
+        ranges: The magnitudes of the tensors of each module, over all steps in which they were
+            looked at.
+        power: The exponent of the scale that multiplied the gradients in the last of them.
         casts: What the rules cast in one step.
         findings: What there is to know, the gravest first.
         error: Why the script failed, empty where it did not.
@@ -192,7 +138,8 @@ class Report:
     steps: tuple[Step, ...] = ()
     sampled: tuple[int, ...] = ()
     diagnosis: Diagnosis = field(default_factory=Diagnosis)
-    ranges: tuple[Magnitudes, ...] = ()
+    ranges: Ranges = field(default_factory=Ranges)
+    power: int = 0
     casts: tuple[Cast, ...] = ()
     findings: tuple[Finding, ...] = ()
     error: str = ""
@@ -200,6 +147,8 @@ class Report:
     def __post_init__(self) -> None:
         for fault in self.diagnosis.faults:
             _check_among("Report", "diagnosis", fault.dtype, _FORMATS)
+        for name in (self.ranges.form, *(row.form for row in self.ranges.rows)):
+            _check_among("Report", "ranges", name, _FORMATS)
 
     @property
     def skipped(self) -> tuple[Step, ...]:
@@ -210,6 +159,39 @@ class Report:
             (Step(number=1, loss=None, scale=None, skipped=True, reason='', nonfinite=()),)
         """
         return tuple(step for step in self.steps if step.skipped)
+
+    def power_of(self, row: Range) -> int:
+        """Returns the exponent of the scale that multiplied the numbers of a row.
+
+        Args:
+            row: One of the ranges.
+
+        Example:
+            >>> from halfstep.core import Exponents
+            >>> report = Report(script="a.py", policy="mixed_float16", power=16)
+            >>> nothing = Exponents()
+            >>> report.power_of(Range("head", "grad_output", nothing, nothing))
+            16
+            >>> report.power_of(Range("head", "output", nothing, nothing))
+            0
+        """
+        return self.power if row.role in BACKWARD else 0
+
+    def lost(self, row: Range, form: str | None = None) -> float:
+        """Returns the fraction of the numbers of a row that becomes 0 in a format, as scaled.
+
+        Args:
+            row: One of the ranges.
+            form: The name of the format, without one that of the ranges.
+
+        Example:
+            >>> from halfstep.core import Exponents
+            >>> found = Exponents({-30: 3, -4: 1}, largest=0.1)
+            >>> row = Range("head", "grad_output", found, found)
+            >>> Report(script="a.py", policy="mixed_float16").lost(row)
+            0.75
+        """
+        return row.reference.flushed(form or self.ranges.form, self.power_of(row))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as JSON types; inf and NaN, which JSON lacks, as text.

@@ -1,22 +1,15 @@
 """Which exponents the numbers of each module have, as rows of a heat map."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from halfstep.core import FORMATS, Format, Magnitudes, Report
+from halfstep.core import BACKWARD, FORMATS, FORWARD, Format, Range, Report
 from halfstep.report._visible import visible
 
 # In this order they are looked at.
-ROLES = {
-    "input": "forward",
-    "weight": "forward",
-    "output": "forward",
-    "grad_output": "backward",
-    "grad_input": "backward",
-    "grad_weight": "backward",
-}
+_ROLES = (*FORWARD, *BACKWARD)
 
 
 def phase(role: str) -> str:
@@ -26,7 +19,7 @@ def phase(role: str) -> str:
         >>> phase("grad_weight"), phase("output")
         ('backward', 'forward')
     """
-    return ROLES.get(role, "backward" if role.startswith("grad_") else "forward")
+    return "backward" if role in BACKWARD else "forward"
 
 
 def heat_maps(report: Report) -> list[dict[str, Any]]:
@@ -36,14 +29,16 @@ def heat_maps(report: Report) -> list[dict[str, Any]]:
         report: Whose ranges they are.
 
     Example:
-        >>> from halfstep.core import Exponents
-        >>> found = Magnitudes("head", "output", "float16", Exponents({-2: 3, 0: 1}, largest=1.5))
-        >>> (each,) = heat_maps(Report(script="a.py", policy="float32", ranges=(found,)))
+        >>> from halfstep.core import Exponents, Ranges
+        >>> found = Exponents({-2: 3, 0: 1}, largest=1.5)
+        >>> ranges = Ranges((Range("head", "output", found, found),))
+        >>> (each,) = heat_maps(Report(script="a.py", policy="float32", ranges=ranges))
         >>> each["role"], each["exponents"], each["rows"][0]["counts"]
         ('output', [-2, -1, 0], [3, 0, 1])
     """
-    ordered = sorted(report.ranges, key=_place)
-    return [_heat_map(role, list(found)) for role, found in groupby(ordered, lambda it: it.role)]
+    ordered = sorted(report.ranges.rows, key=_place)
+    maps = groupby(ordered, lambda row: row.role)
+    return [_heat_map(report, role, list(rows)) for role, rows in maps]
 
 
 def windows() -> dict[str, dict[str, float]]:
@@ -65,33 +60,32 @@ def _window(each: Format) -> dict[str, float]:
     }
 
 
-def _place(found: Magnitudes) -> tuple[int, str]:
-    names = list(ROLES)
-    return (names.index(found.role) if found.role in names else len(names), found.role)
+def _place(row: Range) -> tuple[int, str]:
+    known = row.role in _ROLES
+    return (_ROLES.index(row.role) if known else len(_ROLES), row.role)
 
 
-def _heat_map(role: str, found: Sequence[Magnitudes]) -> dict[str, Any]:
-    exponents = _exponents(found)
+def _heat_map(report: Report, role: str, rows: Sequence[Range]) -> dict[str, Any]:
+    exponents = _exponents(rows)
     return {
         "role": visible(role),
         "phase": phase(role),
         "exponents": exponents,
-        "rows": list(_rows(found, exponents)),
+        "rows": [_row(report, row, exponents) for row in rows],
     }
 
 
-def _exponents(found: Sequence[Magnitudes]) -> list[int]:
-    there = [exponent for each in found for exponent, _ in each.exponents.counts]
+def _exponents(rows: Sequence[Range]) -> list[int]:
+    there = [exponent for row in rows for exponent, _ in row.reference.counts]
     return list(range(min(there), max(there) + 1)) if there else []
 
 
-def _rows(found: Sequence[Magnitudes], exponents: Sequence[int]) -> Iterator[dict[str, Any]]:
-    for each in found:
-        counts = dict(each.exponents.counts)
-        yield {
-            "module": visible(each.module),
-            "dtype": each.dtype,
-            "scale": each.power,
-            "counts": [counts.get(exponent, 0) for exponent in exponents],
-            "total": each.exponents.total,
-        }
+def _row(report: Report, row: Range, exponents: Sequence[int]) -> dict[str, Any]:
+    counts = dict(row.reference.counts)
+    return {
+        "module": visible(row.module),
+        "dtype": row.form,
+        "scale": report.power_of(row),
+        "counts": [counts.get(exponent, 0) for exponent in exponents],
+        "total": row.reference.total,
+    }

@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from halfstep.core import Cast, Diagnosis, Finding, Magnitudes, Report
+from halfstep.core import Cast, Diagnosis, Finding, Range, Report
 from halfstep.report._numbers import bytes_text, number
 from halfstep.report._shares import share_text
 from halfstep.report._sparkline import sparkline
@@ -95,23 +95,21 @@ def _indented(text: str) -> Text:
 
 
 def _losing(report: Report) -> Iterator[RenderableType]:
-    """Yields the tensors that lose the most in the format that they were in."""
-    losing = [each for each in report.ranges if any(_loss(each))]
+    """Yields the tensors that lose the most in the format that is computed in."""
+
+    def loss(row: Range) -> tuple[int, float]:
+        return row.run.infs + row.run.nans, report.lost(row)
+
+    losing = sorted(filter(lambda row: any(loss(row)), report.ranges.rows), key=loss, reverse=True)
     if losing:
-        losing.sort(key=_loss, reverse=True)
-        yield _title("numbers that become 0, or are not finite", losing)
-        heads = ("module", "tensor", "format", "become 0", "inf", "NaN", "largest")
-        yield _table(heads, map(_range_cells, losing[:_SHOWN]))
+        yield _title(f"numbers that become 0 in {report.ranges.form}, or are not finite", losing)
+        heads = ("module", "tensor", "become 0", "inf", "NaN", "largest")
+        yield _table(heads, (_range_cells(report, row) for row in losing[:_SHOWN]))
 
 
-def _loss(each: Magnitudes) -> tuple[int, float]:
-    return each.exponents.infs + each.exponents.nans, each.lost(each.dtype)
-
-
-def _range_cells(each: Magnitudes) -> tuple[str, ...]:
-    all_ = each.exponents
-    counts = (number(all_.infs), number(all_.nans), number(all_.largest))
-    return (*_names(each.module, each.role, each.dtype), share_text(each.lost(each.dtype)), *counts)
+def _range_cells(report: Report, row: Range) -> tuple[str, ...]:
+    counts = (row.run.infs, row.run.nans, row.reference.largest)
+    return (*_names(row.module, row.role), share_text(report.lost(row)), *map(number, counts))
 
 
 def _casts(report: Report) -> Iterator[RenderableType]:

@@ -27,6 +27,7 @@ from halfstep.torch._lost import LostUpdates as LostUpdates
 from halfstep.torch._lost import lost_updates as lost_updates
 from halfstep.torch._master import Masters as Masters
 from halfstep.torch._master import keep_masters as keep_masters
+from halfstep.torch._observing._ranges import ranges as ranges
 from halfstep.torch._prepare import prepare as prepare
 from halfstep.torch._region import Region as Region
 from halfstep.torch._region import UnusedRegionWarning as UnusedRegionWarning
@@ -66,6 +67,7 @@ __all__ = [
     "load_float32_state_dict",
     "lost_updates",
     "prepare",
+    "ranges",
     "save",
     "saved_bytes",
     "set_global_policy",

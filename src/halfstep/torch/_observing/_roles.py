@@ -5,13 +5,17 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 
+from halfstep.torch._dtypes import name_of
 from halfstep.torch._engine._paths import _unwrapped
 from halfstep.torch._observing._exponents import Tally
 from halfstep.torch._private import in_backward, never_compile
 from halfstep.torch._regions._forward import forward_of
 from halfstep.torch._regions._tree import tensors_in
+
+ROLES = ("input", "weight", "output", "grad_output", "grad_input", "grad_weight")
 
 
 class Role(NamedTuple):
@@ -64,12 +68,14 @@ class Observer:
 
     def __init__(self, model: nn.Module, tally: Tally[Role]) -> None:
         self._model, self._tally = model, tally
+        # The name of the format in which the values of each role came first.
+        self.formats: dict[Role, str] = {}
         self._handles: list[Any] = []
 
     def __enter__(self) -> Self:
         seen: set[int] = set()
         for path, module in named_modules(self._model).items():
-            hook = functools.partial(_see_call, path, self._tally)
+            hook = functools.partial(self._see_call, path)
             self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
             for parameter in module._parameters.values():
                 if parameter is not None and id(parameter) not in seen:
@@ -90,10 +96,30 @@ class Observer:
         self._handles = []
 
     def _see_weight(self, path: str, parameter: Tensor) -> None:
-        self._tally.add(Role(path, "weight"), parameter)
+        self._see(Role(path, "weight"), [parameter])
         if parameter.requires_grad:
-            hook = functools.partial(_see_gradient, Role(path, "grad_weight"), self._tally)
+            hook = functools.partial(self._see_gradient, Role(path, "grad_weight"))
             self._handles.append(parameter.register_hook(hook))
+
+    def _see_call(self, path: str, _module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        for name, values in (("input", (args, kwargs)), ("output", output)):
+            tensors = tensors_in(values)
+            # Within a backward pass it is a checkpoint that computes its part again.
+            if not in_backward():
+                self._see(Role(path, name), tensors)
+            hook = functools.partial(self._see_gradient, Role(path, f"grad_{name}"))
+            for tensor in tensors if torch.is_grad_enabled() else ():
+                if tensor.requires_grad:
+                    tensor.register_hook(hook)
+
+    def _see_gradient(self, role: Role, gradient: Tensor) -> None:
+        self._see(role, [gradient])
+
+    def _see(self, role: Role, tensors: list[Tensor]) -> None:
+        for each in tensors:
+            if each.is_floating_point():
+                self.formats.setdefault(role, name_of(each.dtype))
+        self._tally.add(role, tensors)
 
     def _look_inside(self, change: Callable[[set[int], list[int]], None]) -> None:
         """Makes regions show these hooks what is inside of them, or not any more."""
@@ -104,24 +130,5 @@ class Observer:
                 change(forward.region._own_hooks, keys)
 
 
-def _see_call(
-    path: str, tally: Tally[Role], _module: nn.Module, args: Any, kwargs: Any, output: Any
-) -> None:
-    for name, values in (("input", (args, kwargs)), ("output", output)):
-        tensors = tensors_in(values)
-        # Within a backward pass it is a checkpoint that computes its part again.
-        if not in_backward():
-            tally.add(Role(path, name), tensors)
-        for tensor in tensors:
-            if tensor.requires_grad:
-                tensor.register_hook(
-                    functools.partial(_see_gradient, Role(path, f"grad_{name}"), tally)
-                )
-
-
-def _see_gradient(role: Role, tally: Tally[Role], gradient: Tensor) -> None:
-    tally.add(role, gradient)
-
-
-for _function in (_see_call, _see_gradient):
-    never_compile(_function)
+for _method in (Observer._see_call, Observer._see_gradient):
+    never_compile(_method)
