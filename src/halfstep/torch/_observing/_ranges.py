@@ -14,7 +14,7 @@ from halfstep.torch._lost import lost_updates
 from halfstep.torch._masters._kept import master_of
 from halfstep.torch._observing._exponents import Tally
 from halfstep.torch._observing._families import families_of
-from halfstep.torch._observing._roles import ROLES, Observer, Role, named_modules
+from halfstep.torch._observing._counting import ROLES, Observer, Role, named_modules
 from halfstep.torch._observing._twins import LossFn, Twin, prepared_twin, run_step, twin
 from halfstep.torch._regions._attach import checked_policy
 from halfstep.torch._regions._forward import forward_of
