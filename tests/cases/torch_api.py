@@ -11,12 +11,14 @@ from halfstep.torch import (
     custom_fwd,
     keep_masters,
 )
+from halfstep.torch import diagnose as diagnose_step
 
 __all__ = [
     "GradScaler",
     "autocast",
     "custom_bwd",
     "custom_fwd",
+    "diagnose",
     "ema",
     "fp32_rule",
     "master_optimizer",
@@ -49,3 +51,12 @@ def fp32_rule(*names):
     for name in names:
         rules = rules.with_rule(f"aten::{name}", "full", reason="Asked for by the case.")
     return autocast(enabled=False, rules=rules)
+
+
+def diagnose(model, run):
+    """The first fault of run(), one step's loss, as a dict; an empty one where there is none."""
+    fault = diagnose_step(model, None, lambda model, batch: run()).first
+    if fault is None:
+        return {}
+    names = {"module": "module", "op": "operation", "phase": "phase", "kind": "kind"}
+    return {name: getattr(fault, field) for name, field in names.items()}

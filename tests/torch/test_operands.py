@@ -9,6 +9,7 @@ import torch
 from torch.testing._internal import common_utils
 from torch.testing._internal.common_methods_invocations import op_db
 
+from halfstep import Rules
 from halfstep.torch import autocast
 
 SAMPLES = 3
@@ -52,7 +53,7 @@ def mixes(low):
 
 def works(function):
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad():
             warnings.simplefilter("ignore")
             function()
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -110,3 +111,15 @@ def test_operations_that_pytorch_refuses_in_mixed_dtypes():
         buffer[torch.tensor([0])] = half[:1]
         assert buffer.dtype is torch.float32
         assert half.masked_fill(half > 0, -1e9).min() == torch.finfo(torch.float16).min
+
+
+@pytest.mark.parametrize("name", ["add", "div", "mul", "sub"])
+@pytest.mark.parametrize("where", ["", "elsewhere"])
+def test_a_rule_leaves_a_number_in_place_of_a_tensor(name, where):
+    call, halves = getattr(torch, name), torch.ones(2).half()
+    rules = Rules().with_rule(f"aten::{name}", "full", reason="-", where=where)
+    with autocast("cpu", dtype=torch.float16, rules=rules):
+        found = call(halves, 2)
+    with autocast("cpu", dtype=torch.float16):
+        assert call(halves, 0.5).dtype is torch.float16
+    assert found.dtype is (torch.float16 if where else torch.float32)

@@ -5,7 +5,8 @@ from torch.nn.modules import module as nn_module
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from halfstep.torch import UnmatchedRuleWarning, autocast
+from halfstep import Policy, Rules
+from halfstep.torch import UnmatchedRuleWarning, autocast, prepare
 from halfstep.torch._tracing import parse_source
 
 
@@ -153,3 +154,16 @@ def test_hooks_are_there_only_while_paths_are_asked_for():
 )
 def test_how_a_graph_names_a_module(source, path):
     assert parse_source(source) == path
+
+
+@pytest.mark.parametrize(("where", "wide"), [("0.feed", [False, True, False]), ("1", [0, 0, 1])])
+def test_paths_in_a_prepared_model_are_its_own(where, wide):
+    model, seen = nn.Sequential(Block(), nn.Linear(4, 4)), []
+    rules = Rules().with_rule("matmul", "full", reason="-", where=where)
+    prepare(model, policy=Policy.named("mixed_bfloat16").with_(rules=rules))
+    for layer in (model[0].attention, model[0].feed, model[1]):
+        layer.bias = None
+        plain = layer.forward
+        layer.forward = lambda x, plain=plain: seen.append(plain(x)) or seen[-1]
+    model(torch.ones(1, 4))
+    assert [each.dtype is torch.float32 for each in seen] == wide

@@ -38,6 +38,7 @@ from halfstep.core._skips import levels_to_user as levels_to_user
 from halfstep.core._skips import overflow_reason as overflow_reason
 from halfstep.core._skips import tell_skips as tell_skips
 from halfstep.core._window import Window as Window
+from halfstep.core._words import operation_word as operation_word
 
 __all__ = [
     "ACTIONS",
@@ -71,6 +72,7 @@ __all__ = [
     "levels_to_user",
     "listening",
     "metric",
+    "operation_word",
     "overflow_reason",
     "override_policy",
     "overriding_policy",

@@ -16,7 +16,9 @@ _WORDS = {
     "data": "{module}: the {role} holds {kind} before the model computes anything",
     "cast": "{module}: {what} became {kind} in the {phase} pass, in the cast to {range}",
 }
+_LOST = "{module}: most of {what} became zero in {operation}, in {range}"
 _HELD = "{what} of shape {shape} holds it"
+_ZERO = "it has the shape {shape}, and zeros where float32 has numbers"
 _LARGEST = "; the largest number that went in was {largest:g}"
 _IN_FLOAT32 = "float32 makes it, too"
 _LOOK = ": look at the learning rate, the data and the initial values"
@@ -33,7 +35,7 @@ class Fault:
         phase: "forward" or "backward".
         role: What held it: "input", "weight", "target", "output", "grad_output", "grad_input" or
             "grad_weight".
-        kind: "inf", "nan" or "inf and nan".
+        kind: "inf", "nan", "inf and nan"; "underflow" where numbers became zero.
         dtype: The format that could not hold the number.
         shape: The shape of the tensor.
         largest: The largest finite magnitude that went in; None where nothing finite did.
@@ -72,6 +74,12 @@ class Fault:
         """
         return Format.named(self.dtype).max
 
+    @property
+    def _end(self) -> str:
+        if self.kind == "underflow":
+            return f"begins at {Format.named(self.dtype).smallest_subnormal:.2g}"
+        return f"ends at {self.limit:g}"
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain data.
 
@@ -83,13 +91,15 @@ class Fault:
         return {**dataclasses.asdict(self), "shape": list(self.shape)}
 
     def __str__(self) -> str:
+        lost = self.kind == "underflow"
         words = {
             **vars(self),
             "what": _ROLES.get(self.role, f"its {self.role}"),
-            "range": f"{self.dtype}, which ends at {self.limit:g}",
+            "range": f"{self.dtype}, which {self._end}",
         }
-        held = _HELD if self.largest is None else _HELD + _LARGEST
-        made = _WORDS.get(self.operation, _MADE)
+        held = _ZERO if lost else _HELD
+        held += "" if self.largest is None else _LARGEST
+        made = _LOST if lost else _WORDS.get(self.operation, _MADE)
         lines = [made.format(**words), f"  {held.format(**words)}"]
         if self.source:
             lines.append(f"  in {self.source}")

@@ -15,6 +15,7 @@ from halfstep.torch._autocast import autocast as autocast
 from halfstep.torch._average import AveragedModel as AveragedModel
 from halfstep.torch._custom import custom_bwd as custom_bwd
 from halfstep.torch._custom import custom_fwd as custom_fwd
+from halfstep.torch._diagnose import diagnose as diagnose
 from halfstep.torch._engine._paths import UnmatchedRuleWarning as UnmatchedRuleWarning
 from halfstep.torch._explain import Explanation as Explanation
 from halfstep.torch._files import load as load
@@ -60,6 +61,7 @@ __all__ = [
     "autocast",
     "custom_bwd",
     "custom_fwd",
+    "diagnose",
     "float32_state_dict",
     "global_policy",
     "keep_masters",

@@ -21,6 +21,7 @@ _NEEDED = (
     "_ExcludeDispatchKeyGuard",
     "_current_graph_task_id",
     "_autocast_supported_devices",
+    "_current_autograd_node",
     "_dispatch_has_kernel",
     "_dispatch_has_kernel_for_dispatch_key",
     "_dispatch_keyset_full_after",
@@ -32,6 +33,9 @@ _NEEDED = (
 SUPPORTED = "2.11 or later"
 
 _missing = [name for name in _NEEDED if not hasattr(torch._C, name)]
+_missing += (
+    [] if hasattr(torch._C._autograd, "_get_sequence_nr") else ["_autograd._get_sequence_nr"]
+)
 if _missing:
     raise UnsupportedVersionError(
         f"halfstep.torch needs PyTorch {SUPPORTED}, got {torch.__version__}, which lacks "
@@ -64,6 +68,7 @@ def _all_autocast_keys() -> Any:
 
 
 _ALL = _all_autocast_keys()
+_OURS = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, KEY))
 _below = torch._C._dispatch_keyset_full_after
 # The lowest of the Autocast keys, and the highest, which is ours.
 BELOW_ALL_AUTOCAST = _below(torch._C.DispatchKey.AutocastCPU)
@@ -79,6 +84,11 @@ def autocast_devices() -> list[str]:
 def without_autocast() -> Any:
     """Returns a guard in which no autocast kernel runs, neither PyTorch's nor ours."""
     return _Guard(_ALL)
+
+
+def without_ours() -> Any:
+    """Returns a guard in which no kernel of ours runs."""
+    return _Guard(_OURS)
 
 
 def show_region(visible: bool) -> None:
@@ -195,6 +205,21 @@ def backward_pass() -> int:
 def in_backward() -> bool:
     """Returns whether this thread works on a backward pass."""
     return backward_pass() != -1
+
+
+def running_node() -> Any:
+    """Returns the node whose gradients this thread computes, None for none."""
+    return torch._C._current_autograd_node()
+
+
+def newest_node() -> int:
+    """Returns the number of the node that this thread made last, which is that of its operation."""
+    return torch._C._autograd._get_sequence_nr() - 1
+
+
+def number_of(node: Any) -> int:
+    """Returns the number of a node, which counts those that its thread made."""
+    return int(node._sequence_nr())
 
 
 def accumulates(leaf: Any) -> bool:

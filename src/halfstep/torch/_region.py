@@ -65,6 +65,8 @@ class Region(Clipping):
         self._settings = constant(lambda device_type: settings_of(policy, device_type))
         self._scaled = policy.scale.kind != "none"
         self._rule = str(policy.scale)
+        # Whether it matters in which module an operation runs.
+        self._located = any(edit.where for edit in policy.rules.edits)
         self._cells = cells
         self._module: Callable[[], nn.Module | None] = weakref.ref(module)
         self._history = History()

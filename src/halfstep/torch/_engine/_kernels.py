@@ -10,6 +10,7 @@ from torch.library import Library
 from halfstep.torch import _private
 from halfstep.torch._engine._ops import Operation
 
+_NUMBERS = (int, float, bool, complex)
 _Find = Callable[[tuple[Any, ...]], Any]
 
 
@@ -64,17 +65,37 @@ class Kernels:
 
 def _kernel(operation: Operation, find: _Find) -> Callable[..., Any]:
     overload = operation.overload
+    places = _tensor_places(overload)
 
     def kernel(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         active = find(args)
         found = None if active is None else active.find(operation)
         if found is None:
+            if places and _has_number(args, places):
+                with _private.without_ours():
+                    return overload(*args, **kwargs)
             return overload.redispatch(keyset & _private.BELOW_OURS, *args, **kwargs)
         runner, casts = found
-        if runner is None:  # What the operation is made of may have rules.
+        if runner is None and not _has_number(args, places):
+            # What the operation is made of may have rules.
             return overload.redispatch(keyset & _private.BELOW_ALL_AUTOCAST, *args, **kwargs)
         with _private.without_autocast():
-            return runner(overload, args, kwargs, casts)
+            return (runner or _as_it_is)(overload, args, kwargs, casts)
 
     _private.never_compile(kernel)
     return kernel
+
+
+def _tensor_places(overload: Any) -> tuple[int, ...]:
+    """Returns which arguments after the first are tensors, for which a number may stand."""
+    arguments = enumerate(overload._schema.arguments)
+    return tuple(place for place, each in arguments if place and str(each.type) == "Tensor")
+
+
+def _has_number(args: tuple[Any, ...], places: tuple[int, ...]) -> bool:
+    """Returns whether a number stands for a tensor, which only a call from the top accepts."""
+    return any(place < len(args) and type(args[place]) in _NUMBERS for place in places)
+
+
+def _as_it_is(overload: Any, args: Any, kwargs: Any, casts: Any) -> Any:
+    return overload(*args, **kwargs)

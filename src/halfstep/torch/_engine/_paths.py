@@ -31,6 +31,7 @@ class UnmatchedRuleWarning(UserWarning):
 class _Local(threading.local):
     def __init__(self) -> None:
         self.users = 0
+        self.root: nn.Module | None = None
         self.stack: list[str] = []
         self.names: dict[int, str] = {}
         self.seen: set[str] = set()
@@ -41,7 +42,8 @@ class Paths:
     """Follows the calls of modules in the threads that ask for it.
 
     The path of a sub-module is its name in `named_modules()` of the outermost module called inside
-    the region; the outermost module itself has the empty path. Wrappers such as DDP do not count.
+    the region, or of the module that is the region; that module itself has the empty path. Wrappers
+    such as DDP do not count.
     """
 
     def __init__(self) -> None:
@@ -73,11 +75,25 @@ class Paths:
         finally:
             local.stack[:], local.names = before
 
+    @contextlib.contextmanager
+    def rooted(self, module: nn.Module) -> Iterator[None]:
+        """Lets a thread that is followed from inside of a module start there."""
+        local, before = self._local, self._local.root
+        local.root = module
+        try:
+            yield
+        finally:
+            local.root = before
+
     def start(self) -> None:
         """Follows this thread until `stop` is called as often."""
-        self._local.users += 1
-        if self._local.users > 1:
+        local = self._local
+        local.users += 1
+        if local.users > 1:
             return
+        if local.root is not None:
+            self._begin(local.root)
+            local.stack.append("")
         with self._lock:
             self._threads += 1
             if not self._hooks:
@@ -121,13 +137,17 @@ class Paths:
             return
         local = self._local
         if not local.stack:
-            local.names = {
-                id(child): ".".join(part for part in name.split(".") if part != "_orig_mod")
-                for name, child in _unwrapped(module).named_modules()
-            }
-            local.seen.update(local.names.values())
+            self._begin(module)
         wrapper = local.stack[-1] if local.stack else ""
         local.stack.append(local.names.get(id(module), wrapper))
+
+    def _begin(self, module: nn.Module) -> None:
+        local = self._local
+        local.names = {
+            id(child): ".".join(part for part in name.split(".") if part != "_orig_mod")
+            for name, child in _unwrapped(module).named_modules()
+        }
+        local.seen.update(local.names.values())
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_dynamo_compiling() or not self._local.users:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from halfstep.torch._autocast import Inside, Settings
+from halfstep.torch._engine._paths import PATHS
 from halfstep.torch._once import once
 from halfstep.torch._private import (
     break_graphs,
@@ -73,7 +74,10 @@ class Forward:
         if _is_exporting():
             return self._original(*args, **kwargs)
         if not torch.compiler.is_compiling():
-            return self._run(self._original, args, kwargs)
+            if not self.region._located:
+                return self._run(self._original, args, kwargs)
+            with PATHS.rooted(self._owner()):
+                return self._run(self._original, args, kwargs)
         capture = self.region._capture
         if capture.broken:
             return _around_graphs(self, args, kwargs)

@@ -1,0 +1,91 @@
+"""Where operations have no value or no derivative, and what to write so that they keep off."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep.core import Format
+
+_SAFE = """\
+safe = torch.where({taken}, h, {instead})  # h is what goes into {word}
+torch.where({taken}, {call}, 0)"""
+_VANISHES = "epsilon = {epsilon:g}  # what is smaller than {least:.2g} vanishes in {dtype}"
+_ROUNDS = "epsilon = {epsilon:g}  # 1 - epsilon is 1 in {dtype} for what is below {least:.2g}"
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Where an operation has no value or no derivative.
+
+    Args:
+        taken: Where it has one, as text about h.
+        instead: A number where it has one.
+        call: The operation, as text about `safe`.
+        is_there: Whether numbers are at the edge, one by one.
+        operand: Which of the operands is meant.
+        rounds: Whether it is met where a number near 1 is rounded to 1, and not only near 0.
+    """
+
+    taken: str
+    instead: int
+    call: str
+    is_there: Callable[[Any], Any]
+    operand: int = 0
+    rounds: bool = False
+
+    def met(self, args: tuple[Any, ...]) -> bool:
+        """Returns whether a call of the operation meets the edge."""
+        value = args[self.operand] if len(args) > self.operand else None
+        return isinstance(value, Tensor) and bool(self.is_there(value).any())
+
+    def kept_off(self, by: float) -> Callable[[Any], Any]:
+        """Returns what moves numbers away from the edge."""
+
+        def move(value: Any) -> Any:
+            known = isinstance(value, Tensor) and value.is_floating_point()
+            return torch.where(self.is_there(value), by, value) if known else value
+
+        return move
+
+    def safe(self, word: str) -> str:
+        """Returns how to call the operation only where it has a value."""
+        return _SAFE.format(taken=self.taken, instead=self.instead, word=word, call=self.call)
+
+    def epsilon(self, dtype: str) -> tuple[float, str]:
+        """Returns a number that a format can tell from the edge, and how it is written."""
+        format = Format.named(dtype)
+        least = format.epsilon / 2 if self.rounds else format.min_normal
+        epsilon = 10.0 ** math.ceil(math.log10(format.epsilon if self.rounds else least))
+        text = _ROUNDS if self.rounds else _VANISHES
+        return epsilon, text.format(epsilon=epsilon, least=least, dtype=dtype)
+
+
+def _up_to_zero(h: Any) -> Any:
+    return h <= 0
+
+
+def _at_zero(h: Any) -> Any:
+    return h == 0
+
+
+def _log(word: str) -> Edge:
+    return Edge("h > 0", 1, f"torch.{word}(safe)", _up_to_zero, rounds=True)
+
+
+EDGES = {
+    "sqrt": Edge("h > 0", 1, "torch.sqrt(safe)", _up_to_zero),
+    "rsqrt": Edge("h > 0", 1, "torch.rsqrt(safe)", _up_to_zero),
+    "log": _log("log"),
+    "log2": _log("log2"),
+    "log10": _log("log10"),
+    "log1p": Edge("h > -1", 0, "torch.log1p(safe)", lambda h: h <= -1, rounds=True),
+    "power": Edge("h > 0", 1, "safe**power", _up_to_zero),
+    "acos": Edge("h.abs() < 1", 0, "torch.acos(safe)", lambda h: h.abs() >= 1, rounds=True),
+    "asin": Edge("h.abs() < 1", 0, "torch.asin(safe)", lambda h: h.abs() >= 1, rounds=True),
+    "divide": Edge("h != 0", 1, "dividend / safe", _at_zero, operand=1),
+    "reciprocal": Edge("h != 0", 1, "1 / safe", _at_zero),
+}

@@ -1,0 +1,121 @@
+"""Where in a model, and on which line, an operation runs."""
+
+import contextlib
+import functools
+import os
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.modules import module as _module
+
+import halfstep
+from halfstep.torch._engine._paths import _SPURIOUS, _unwrapped
+
+# Their lines, and those of what they are run by, are nobody's own.
+_OWN = (
+    *(f"{os.path.dirname(each.__file__ or '')}{os.sep}" for each in (torch, halfstep)),
+    contextlib.__file__,
+    functools.__file__,
+)
+
+
+class Place(NamedTuple):
+    """A call of a module.
+
+    Args:
+        path: The dotted path of the module, or the name of the function around the model.
+        call: How often the module was called before.
+        is_root: Whether it is the model itself, or outside of it.
+    """
+
+    path: str
+    call: int
+    is_root: bool
+
+
+class Places:
+    """Follows the calls of modules.
+
+    Args:
+        model: The model, whose modules are known by their paths in it.
+        outside: What the place outside of all modules is called.
+    """
+
+    def __init__(self, model: nn.Module, outside: str) -> None:
+        whole = _unwrapped(model)
+        self._names = {
+            id(each): ".".join(part for part in name.split(".") if part != "_orig_mod")
+            for name, each in whole.named_modules()
+        }
+        self._root = self._names[id(whole)] = type(whole).__name__
+        self._names.update({id(each): "" for each in _wrappers(model, whole)})
+        self._stack = [Place(outside, 0, is_root=True)]
+        self._calls: Counter[str] = Counter()
+
+    @property
+    def here(self) -> Place:
+        """The innermost place."""
+        return self._stack[-1]
+
+    @property
+    def outside(self) -> bool:
+        """Whether no module is running."""
+        return len(self._stack) == 1
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """Follows the modules until the block ends."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_SPURIOUS)
+            hooks = [
+                _module.register_module_forward_pre_hook(self._enter),
+                _module.register_module_forward_hook(self._leave, always_call=True),
+            ]
+            try:
+                yield
+            finally:
+                for hook in hooks:
+                    hook.remove()
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        path = self._names.get(id(module), type(module).__name__) or self.here.path
+        self._stack.append(Place(path, self._calls[path], is_root=path == self._root))
+        self._calls[path] += 1
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self.outside:
+            self._stack.pop()
+
+
+def _wrappers(model: nn.Module, whole: nn.Module) -> Iterator[nn.Module]:
+    """Yields the wrappers around a model."""
+    while model is not whole:
+        yield model
+        (model,) = model.children()
+
+
+def line(stop: tuple[CodeType, ...]) -> str:
+    """Returns the innermost line that runs outside of PyTorch and halfstep, "" for none.
+
+    Args:
+        stop: The functions within which lines count.
+
+    Example:
+        >>> def around():
+        ...     return line((around.__code__,))
+        >>> around()
+        ''
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code not in stop:
+        code = frame.f_code
+        if not code.co_filename.startswith(_OWN):
+            return f"{code.co_filename}:{frame.f_lineno} ({code.co_qualname})"
+        frame = frame.f_back
+    return ""

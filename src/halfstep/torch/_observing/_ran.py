@@ -1,0 +1,99 @@
+"""What is noted of one operation that ran."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from halfstep.torch._observing._extremes import Extremes
+from halfstep.torch._observing._places import Place
+
+LOW = ("float16", "bfloat16")
+
+
+class Key(NamedTuple):
+    """What names an operation in a run of the same step in other formats, too."""
+
+    path: str
+    call: int
+    phase: str
+    word: str
+    nth: int
+
+
+class Value(NamedTuple):
+    """A tensor that went into an operation, or came out of it.
+
+    Args:
+        held: Its extremes, None where they do not matter.
+        role: What it is to the model.
+        dtype: The name of its format.
+        shape: Its shape.
+    """
+
+    held: Extremes | None
+    role: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def finite(self) -> bool:
+        """Whether nothing in it is inf or NaN, as far as it matters."""
+        return self.held is None or self.held.finite
+
+
+@dataclass(frozen=True, eq=False)
+class Ran:
+    """One operation of a step.
+
+    Args:
+        place: Where it ran; in a backward pass, where the forward ran that it belongs to.
+        key: What names it.
+        name: What PyTorch calls it.
+        source: The line that it came from.
+        inputs: The tensors that it read.
+        outputs: The tensors that it wrote.
+        constants: The numbers that it was called with.
+        entered: Whether it only stands for a tensor that came from outside.
+    """
+
+    place: Place
+    key: Key
+    name: str
+    source: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    constants: tuple[float, ...] = ()
+    entered: bool = False
+
+    @property
+    def bad(self) -> Value | None:
+        """What it wrote that is not finite, None for nothing."""
+        return next((each for each in self.outputs if not each.finite), None)
+
+    @property
+    def made(self) -> Value | None:
+        """What it wrote that is not finite though all that it read is, None for nothing."""
+        bad = self.bad
+        return bad if bad is not None and (self.fresh or self._new_nan(bad)) else None
+
+    @property
+    def fresh(self) -> bool:
+        """Whether all that it read is finite."""
+        finite = all(each.finite for each in self.inputs)
+        return finite and all(map(math.isfinite, self.constants))
+
+    def _new_nan(self, bad: Value) -> bool:
+        read = [each.held for each in self.inputs if each.held]
+        old = any(each.has_nan for each in read) or any(map(math.isnan, self.constants))
+        return bad.held is not None and bad.held.has_nan and not old
+
+    @property
+    def low(self) -> bool:
+        """Whether what it wrote is in a format of 16 bits."""
+        return any(each.dtype in LOW for each in self.outputs)
+
+    @property
+    def largest(self) -> float | None:
+        """The largest finite magnitude that it read."""
+        sizes = [each.held.largest for each in self.inputs if each.held]
+        return max((each for each in sizes if each is not None), default=None)

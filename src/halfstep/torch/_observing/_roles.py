@@ -1,0 +1,71 @@
+"""What a tensor is to a model."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from halfstep.torch._engine._paths import _unwrapped
+from halfstep.torch._observing._places import Place
+from halfstep.torch._storages import plain_tensors
+
+
+class Roles:
+    """Knows parameters, buffers and the batch by the memory that they lie in.
+
+    Args:
+        model: The model.
+        batch: What the step is called with.
+    """
+
+    def __init__(self, model: nn.Module, batch: Any) -> None:
+        whole = _unwrapped(model)
+        self._names = dict(_named(_parts_of(batch), "input"))
+        self._names |= dict(_named(whole.named_buffers(remove_duplicate=False), "buffer"))
+        self._names |= dict(_named(whole.named_parameters(remove_duplicate=False), "weight"))
+        self._copies: set[int] = set()
+        self._root = type(whole).__name__
+
+    def of(self, tensor: Tensor) -> str:
+        """Returns "weight", "buffer" or "input"."""
+        place = storage(tensor)
+        if place in self._copies:
+            return "weight"
+        return self._names[place][1] if place in self._names else "input"
+
+    def name(self, tensor: Tensor) -> str:
+        """Returns the name of a parameter, a buffer or a part of the batch, "" for others."""
+        return self._names.get(storage(tensor), ("", ""))[0]
+
+    def owner(self, node: Any) -> Place | None:
+        """Returns the module of the parameter that a node of autograd adds a gradient to."""
+        leaf = getattr(node, "variable", None)
+        name = "" if leaf is None else self.name(leaf)
+        path = name.rpartition(".")[0]
+        return Place(path or self._root, 0, is_root=not path) if name else None
+
+    def copied(self, tensor: Tensor, role: str) -> None:
+        """Takes note of whether a new tensor is a copy of a weight."""
+        change = self._copies.add if role == "weight" else self._copies.discard
+        change(storage(tensor))
+
+
+def storage(tensor: Tensor) -> int:
+    """Returns what is the same for tensors that share memory."""
+    if tensor.layout is not torch.strided or hasattr(type(tensor), "__tensor_flatten__"):
+        return id(tensor)
+    return tensor.untyped_storage()._cdata
+
+
+def _parts_of(batch: Any) -> Iterator[tuple[str, Tensor]]:
+    for path, value in _pytree.tree_flatten_with_path(batch)[0]:
+        if isinstance(value, Tensor):
+            yield f"batch{_pytree.keystr(path)}", value
+
+
+def _named(pairs: Any, role: str) -> Iterator[tuple[int, tuple[str, str]]]:
+    for name, value in pairs:
+        for each in plain_tensors(value):
+            yield storage(each), (name, role)

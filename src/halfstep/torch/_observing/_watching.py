@@ -1,0 +1,216 @@
+"""Sees every operation of a step, forward and backward, below autograd."""
+
+from collections import Counter
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from halfstep.core import operation_word
+from halfstep.torch import _private
+from halfstep.torch._dtypes import name_of
+from halfstep.torch._observing import _schema
+from halfstep.torch._observing._extremes import Readings
+from halfstep.torch._observing._places import Place, Places, line
+from halfstep.torch._observing._ran import Key, Ran, Value
+from halfstep.torch._observing._roles import Roles, storage
+from halfstep.torch._observing._trial import Trial
+from halfstep.torch._observing._untouched import Untouched
+
+
+class _Origin(NamedTuple):
+    """The operation that a node of autograd belongs to, with the shapes of what it read."""
+
+    place: Place
+    word: str
+    source: str
+    weights: set[tuple[int, ...]]
+    others: set[tuple[int, ...]]
+
+    def read(self, inputs: "list[_Seen]") -> None:
+        """Takes note of what it read."""
+        for each in inputs:
+            (self.weights if each.role == "weight" else self.others).add(each.shape)
+
+    def role(self, shape: tuple[int, ...]) -> str:
+        """Returns what a gradient of a shape belongs to."""
+        while shape[:1] == (1,):
+            shape = shape[1:]
+        for one in (shape, shape[::-1]):
+            if one in self.others:
+                return "grad_input"
+            if one in self.weights:
+                return "grad_weight"
+        return "grad_input"
+
+
+class _Seen(NamedTuple):
+    """A tensor, as the place of its extremes until they are read."""
+
+    held: int | None
+    role: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class _Note(NamedTuple):
+    """An operation before the extremes of its tensors are read."""
+
+    place: Place
+    key: Key
+    name: str
+    source: str
+    inputs: list[_Seen]
+    outputs: list[_Seen]
+    constants: tuple[float, ...]
+    entered: bool
+
+
+class Watching(TorchDispatchMode):
+    """Notes the operations of a step.
+
+    Args:
+        places: Where the model is.
+        roles: What tensors are to it.
+        untouched: Who keeps what is about to be changed.
+        within: The functions that run the step.
+        trial: Looks at operations, and changes them to try a remedy.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        roles: Roles,
+        untouched: Untouched,
+        within: tuple[CodeType, ...],
+        trial: Trial,
+    ) -> None:
+        super().__init__()
+        self._places, self._roles, self._untouched = places, roles, untouched
+        self._within, self._trial = within, trial
+        self._backward = False
+        self._readings, self._notes = Readings(), list[_Note]()
+        self._known = WeakTensorKeyDictionary()
+        self._writes: Counter[int] = Counter()
+        self._origins: dict[int, _Origin] = {}
+        self._counts: Counter[Any] = Counter()
+
+    def begin_backward(self) -> None:
+        """From now on, what runs is the way back."""
+        self._backward = True
+
+    def operations(self) -> list[Ran]:
+        """Returns what ran; waits for the devices."""
+        self._readings.read()
+        return [
+            Ran(*note[:4], self._values(note.inputs), self._values(note.outputs), *note[6:])
+            for note in self._notes
+        ]
+
+    def _values(self, seen: list[_Seen]) -> tuple[Value, ...]:
+        return tuple(
+            Value(None if each.held is None else self._readings[each.held], *each[1:])
+            for each in seen
+        )
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        origin, phase = self._origin(func)
+        if _schema.is_plain(func):
+            result = func(*args, **kwargs)
+            if not func.is_view:
+                self._untouched.created(_schema.tensors(result))
+            return result
+        key = self._key(origin, phase)
+        args, kwargs = self._trial.arguments(key, args, kwargs)
+        changed = _schema.written(func, args, kwargs)
+        self._untouched.keep(changed)
+        inputs = [self._input(each, origin) for each in _schema.read(func, args, kwargs)]
+        result = func(*args, **kwargs)
+        self._writes.update(map(storage, changed))
+        outputs = _schema.results(func, result, changed)
+        self._trial.look(key, outputs)
+        if not changed:
+            self._untouched.created(outputs)
+        if phase == "forward":
+            origin.read(inputs)
+        self._note(func, key, origin, inputs, outputs, _schema.numbers((*args, *kwargs.values())))
+        return result
+
+    def _origin(self, func: Any) -> tuple[_Origin, str]:
+        node = _private.running_node() if self._backward else None
+        word = operation_word(func._schema.name)
+        if node is None or not self._places.outside:
+            origin = _Origin(self._places.here, word, line(self._within), set(), set())
+            if not self._backward:
+                self._origins.setdefault(_private.newest_node(), origin)
+            return origin, "backward" if self._backward and node is None else "forward"
+        return self._of_node(node, word), "backward"
+
+    def _of_node(self, node: Any, word: str) -> _Origin:
+        """Returns where the forward of a node ran."""
+        number = _private.number_of(node)
+        origin = self._origins.get(number)
+        if origin is None:
+            place = self._roles.owner(node) or self._places.here
+            return _Origin(place, word, "", set(), set())
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return origin._replace(word=word, source=line(self._within) or origin.source)
+        return origin
+
+    def _key(self, origin: _Origin, phase: str) -> Key:
+        place = origin.place.path, origin.place.call, phase, origin.word
+        self._counts[place] += 1
+        return Key(*place, self._counts[place])
+
+    def _input(self, tensor: Tensor, origin: _Origin) -> _Seen:
+        seen, writes = self._known.get(tensor, (None, 0))
+        if seen is None or writes != self._writes[storage(tensor)]:
+            seen = self._see(tensor, self._roles.of(tensor))
+            self._remember(tensor, seen)
+            if self._untouched.is_foreign(tensor):
+                self._enter(tensor, seen, origin)
+        return seen
+
+    def _see(self, tensor: Tensor, role: str) -> _Seen:
+        held = self._readings.add(tensor, count=self._backward)
+        return _Seen(held, role, name_of(tensor.dtype), tuple(tensor.shape))
+
+    def _remember(self, tensor: Tensor, seen: _Seen) -> None:
+        self._known[tensor] = seen, self._writes[storage(tensor)]
+
+    def _enter(self, tensor: Tensor, held: _Seen, origin: _Origin) -> None:
+        """Notes a tensor that comes from outside."""
+        name = self._roles.name(tensor)
+        place = Place(name, 0, is_root=False) if name else origin.place
+        key = Key(place.path, place.call, "forward", "data", 0)
+        self._notes.append(_Note(place, key, "data", "", [], [held], (), entered=True))
+
+    def _note(
+        self,
+        func: Any,
+        key: Key,
+        origin: _Origin,
+        inputs: list[_Seen],
+        outputs: list[Tensor],
+        constants: tuple[float, ...],
+    ) -> None:
+        seen = []
+        for each in outputs:
+            role = self._role(key, origin, inputs, each)
+            seen.append(self._see(each, role))
+            self._remember(each, seen[-1])
+        note = (origin.place, key, func._schema.name, origin.source, inputs, seen, constants)
+        self._notes.append(_Note(*note, entered=False))
+
+    def _role(self, key: Key, origin: _Origin, inputs: list[_Seen], output: Tensor) -> str:
+        role = origin.role(tuple(output.shape)) if key.phase == "backward" else "output"
+        if key.phase == "forward" and key.word == "cast" and inputs:
+            role = inputs[0].role if inputs[0].role in ("weight", "buffer") else "input"
+        self._roles.copied(output, role)
+        return role
