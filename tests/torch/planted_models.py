@@ -111,7 +111,9 @@ class Looks(nn.Module):
 
 HEALTHY = (
     lambda width: nn.Linear(width, width),
-    lambda width: nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)),
+    lambda width: nn.Sequential(
+        nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+    ),
     lambda width: nn.Dropout(0.1),
     lambda width: nn.LayerNorm(width),
     Looks,

@@ -19,6 +19,8 @@ class Job:
         task: What the process does with it: "train"; "memory", to train it for a few steps and look
             at what it keeps; "model", to measure what it builds.
         optimizer: What a model is trained with that does not say so itself.
+        every: At each how many steps to look closely.
+        steps: After how many steps to stop, 0 for not at all.
     """
 
     script: str
@@ -29,6 +31,8 @@ class Job:
     module: bool = False
     task: str = "train"
     optimizer: str = ""
+    every: int = 0
+    steps: int = 0
 
     def to_text(self) -> str:
         """Returns the job as one command-line argument."""

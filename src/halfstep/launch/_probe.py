@@ -33,6 +33,9 @@ class Probe(Protocol):
     def watch_kept(self, report: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
         """Reports the bytes kept after each of the first steps, and returns what ends it."""
 
+    def look_closely(self) -> Any:
+        """Returns what looks at the numbers of a step, None where nothing does."""
+
     def set_policy(self, policy: str) -> None:
         """Lets scripts that do not use halfstep train under a policy."""
 
@@ -111,6 +114,9 @@ class NoProbe:
     def watch_kept(self, report: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
         """Watches nothing."""
         return lambda: None
+
+    def look_closely(self) -> None:
+        """Returns None."""
 
     def set_policy(self, policy: str) -> None:
         """Does nothing."""

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import random
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from platform import python_version
 from typing import Any
@@ -32,6 +33,7 @@ class Session:
             the choice to it, and else to the framework's front-end.
         seed: What the random generators are seeded with, None to leave them alone.
         memory: Whether to tell what is kept after the first steps.
+        meet: Learns what measures, each time that a framework was imported.
     """
 
     def __init__(
@@ -41,11 +43,13 @@ class Session:
         policy: str,
         seed: int | None = None,
         memory: bool = False,
+        meet: Callable[[Probe], object] | None = None,
     ) -> None:
         self._send, self._policy, self._seed = send, policy, seed
         self._probe: Probe = NoProbe()
         self._met: dict[str, Any] = {}
         self._used, self._looks_at_memory = "", memory
+        self._tell_probe = meet
         self._recorder, self._memory = Recorder(self._probe, send), MemoryGrowth()
 
     def start(self) -> None:
@@ -109,6 +113,8 @@ class Session:
         if self._seed is not None:
             probe.seed(self._seed)
         probe.watch()
+        if self._tell_probe is not None:
+            self._tell_probe(self._probe)
         if self._looks_at_memory:
             self._probe.watch_kept(self._send_kept)
         if self._policy:

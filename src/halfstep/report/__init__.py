@@ -12,8 +12,10 @@ from halfstep.report._numbers import (
 from halfstep.report._page import check_page, page
 from halfstep.report._progress import Progress
 from halfstep.report._report_text import ReportText
+from halfstep.report._shares import share_text
 from halfstep.report._sparkline import finite_limits, sparkline
 from halfstep.report._table import FittingTable, Row
+from halfstep.report._words import headline, outcome
 
 __all__ = [
     "ASCII_UNKNOWN",
@@ -26,11 +28,14 @@ __all__ = [
     "check_page",
     "check_writable",
     "finite_limits",
+    "headline",
     "is_stdout",
     "number",
+    "outcome",
     "page",
     "ratio_text",
     "seconds_text",
+    "share_text",
     "sparkline",
     "write_json",
     "write_text",

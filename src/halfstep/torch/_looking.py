@@ -1,0 +1,323 @@
+"""Looks closely at a step of a script, whoever wrote it, by running its calls of models again."""
+
+import contextlib
+import math
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace as with_changes
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from halfstep.core import Cast, Diagnosis, Ranges, quiet
+from halfstep.torch._diagnose import diagnose
+from halfstep.torch._engine import _state
+from halfstep.torch._engine._observe import Observer
+from halfstep.torch._explain import Explanation
+from halfstep.torch._global import _is_of_keras
+from halfstep.torch._observing._ranges import ranges
+from halfstep.torch._observing._twins import twin
+from halfstep.torch._observing._untouched import undrawn
+from halfstep.torch._patches import Undo, replace
+from halfstep.torch._private import in_backward
+from halfstep.torch._regions._forward import forward_of
+from halfstep.torch._regions._tree import tensors_in, with_tensors
+
+_KEPT_CALLS = 8
+_EVENTS = ("backward", "loss", "step", "update", "scale", "region", "metric")
+
+
+class Seen(NamedTuple):
+    """What a look at the ranges of a step has shown.
+
+    Args:
+        ranges: The magnitudes of all models.
+        power: The exponent of the scale that multiplied the gradients.
+        casts: What the rules cast.
+    """
+
+    ranges: Ranges
+    power: int
+    casts: tuple[Cast, ...]
+
+
+class _Call(NamedTuple):
+    """A call of a model that is not part of another one.
+
+    Args:
+        model: The model.
+        given: Copies of the arguments, positional and by name.
+        buffers: The buffers of the model, and copies from before the call.
+        autocasts: Device and dtype of each autocast of PyTorch that was on.
+        cotangents: The gradients that came back to each output, None where none did.
+    """
+
+    model: nn.Module
+    given: tuple[tuple[Any, ...], dict[str, Any]]
+    buffers: list[tuple[Tensor, Tensor]]
+    autocasts: tuple[tuple[str, torch.dtype], ...]
+    cotangents: list[Tensor | None]
+
+    def again(self, model: nn.Module) -> list[Tensor]:
+        """Calls a model in the same way, and returns the tensors of its output."""
+        args, kwargs = self.given
+        with contextlib.ExitStack() as stack:
+            for device, dtype in self.autocasts:
+                stack.enter_context(torch.autocast(device, dtype=dtype))
+            return tensors_in(model(*args, **kwargs))
+
+    @property
+    def entered_broken(self) -> bool:
+        """Whether a gradient that came back was not finite."""
+        there = [each for each in self.cotangents if each is not None]
+        return not all(bool(each.isfinite().all()) for each in there)
+
+
+class _Depth(threading.local):
+    value = 0
+
+
+class Looking:
+    """Keeps what the present step of a script calls its models with, until the next one.
+
+    A loss is not known as a function of a model here, but its gradient is: what came back to the
+    outputs is what it is computed from again.
+
+    Example:
+        >>> model = nn.Linear(4, 2)
+        >>> looking = Looking()
+        >>> end = looking.start()
+        >>> (model(torch.ones(3, 4)).sum() * 2.0**-30).backward()
+        >>> end()
+        >>> seen = looking.ranges(scale=1.0)
+        >>> seen.ranges.modules, seen.ranges.lost()
+        (('Linear',), 1.0)
+    """
+
+    def __init__(self) -> None:
+        self._calls: deque[_Call] = deque(maxlen=_KEPT_CALLS)
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._depth = _Depth()
+        self._told_casts = False
+
+    def start(self) -> Undo:
+        """Begins to keep calls, and returns what ends it.
+
+        Compiled models run eagerly from now on: inside of a graph nothing can be seen.
+        """
+        torch.compiler.set_stance("force_eager")
+        undo = replace(nn.Module, "__call__", self._call)
+        handle = register_optimizer_step_post_hook(self._stepped)
+
+        def end() -> None:
+            handle.remove()
+            undo()
+            torch.compiler.set_stance("default")
+
+        return end
+
+    def forget(self) -> None:
+        """Forgets the calls: their step is over."""
+        self._calls.clear()
+
+    @property
+    def entered_broken(self) -> bool:
+        """Whether gradients came back to a model that were not finite already."""
+        return any(call.entered_broken for call in self._calls)
+
+    def faults(self, scale: float) -> Diagnosis:
+        """Returns the first fault of the step in a model, false if there is none.
+
+        Args:
+            scale: What the loss was multiplied by; 1.0 for what a region does inside.
+        """
+        found = Diagnosis()
+        for model, loss_fn in self._models(scale):
+            with self._as_before(model):
+                found = diagnose(model, (), loss_fn, loss_scale=_outer(model, scale))
+            if found:
+                break
+        return found
+
+    def ranges(self, scale: float) -> Seen | None:
+        """Returns how the numbers of the step lie in each format, None where nothing was called.
+
+        Args:
+            scale: What the loss was multiplied by, or the scale of the region.
+        """
+        found = [(model, self._ranges(model, loss_fn)) for model, loss_fn in self._models(scale)]
+        if not found:
+            return None
+        model, first = found[0]
+        casts = () if self._told_casts else tuple(self._casts(model))
+        self._told_casts = True
+        return Seen(_together(found), _power(model, first, scale), casts)
+
+    def _ranges(self, model: nn.Module, loss_fn: Callable[..., Tensor]) -> Ranges:
+        return ranges(model, (), loss_fn, optimizer=self._optimizer(model))
+
+    def _optimizer(self, model: nn.Module) -> Optimizer | None:
+        """Returns the optimizer of a model, None where it has several or none."""
+        own = {id(each) for each in model.parameters()}
+        trains = [
+            each
+            for each in self._optimizers
+            if any(id(param) in own for group in each.param_groups for param in group["params"])
+        ]
+        is_one = len(trains) == 1 and not isinstance(trains[0], torch.optim.LBFGS)
+        return trains[0] if is_one else None
+
+    def _models(self, scale: float) -> Iterator[tuple[nn.Module, Callable[..., Tensor]]]:
+        """Yields each model that was called, the one of the most parameters first, and its loss."""
+        models = list({id(call.model): call.model for call in self._calls}.values())
+        for model in sorted(models, key=_size, reverse=True):
+            calls = [call for call in self._calls if call.model is model]
+            with quiet(*_EVENTS), self._unseen():
+                yield model, _loss_of(calls, _outer(model, scale))
+
+    @contextlib.contextmanager
+    def _as_before(self, model: nn.Module) -> Iterator[None]:
+        """Lets the buffers of a model be what they were before the step, until the block ends."""
+        buffers = next(call.buffers for call in self._calls if call.model is model)
+        now = [(each, each.clone()) for each, _ in buffers]
+        try:
+            _put(buffers)
+            yield
+        finally:
+            _put(now)
+
+    def _casts(self, model: nn.Module) -> Iterator[Cast]:
+        explanation, copied = Explanation(), twin(model)[0]
+        observer = Observer(explanation, _state.below_autocast)
+        with self._unseen(), undrawn(), _state.observed(observer), observer:
+            for call in self._calls:
+                if call.model is model:
+                    call.again(copied)
+        for row in explanation.rows:
+            if row.casts:
+                target = (*row.outputs, "")[0]
+                others = [each for each in dict.fromkeys(row.inputs) if each != target]
+                source = " ".join(others) or target
+                yield Cast(row.operation, row.module, row.casts, source, target, row.cast_bytes)
+
+    @contextlib.contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """Keeps no calls until the block ends."""
+        self._depth.value += 1
+        try:
+            yield
+        finally:
+            self._depth.value -= 1
+
+    def _stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if not self._depth.value:
+            self._optimizers.add(optimizer)
+
+    def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self._depth.value or in_backward() or not torch.is_grad_enabled():
+            return original(module, *args, **kwargs)
+        if _is_of_keras(type(module)) or not any(it.requires_grad for it in module.parameters()):
+            return original(module, *args, **kwargs)
+        buffers = [(each, each.clone()) for each in module.buffers()]
+        call = _Call(module, _copied((args, kwargs)), buffers, _autocasts(), [])
+        with self._unseen():
+            output = original(module, *args, **kwargs)
+        self._keep(call, tensors_in(output))
+        return output
+
+    def _keep(self, call: _Call, outputs: list[Tensor]) -> None:
+        call.cotangents.extend([None] * len(outputs))
+        for index, tensor in enumerate(outputs):
+            if tensor.requires_grad:
+                tensor.register_hook(_receiver(call, index))
+        self._calls.append(call)
+
+
+@torch.no_grad()
+def _put(values: list[tuple[Tensor, Tensor]]) -> None:
+    for target, value in values:
+        target.copy_(value)
+
+
+def _receiver(call: _Call, index: int) -> Callable[[Tensor], None]:
+    def receive(gradient: Tensor) -> None:
+        call.cotangents[index] = gradient.detach().clone()
+
+    return receive
+
+
+def _copied(given: Any) -> Any:
+    copies = [each.detach().clone() for each in tensors_in(given)]
+    for copied, each in zip(copies, tensors_in(given), strict=True):
+        copied.requires_grad_(each.requires_grad)
+    return with_tensors(given, copies)
+
+
+def _autocasts() -> tuple[tuple[str, torch.dtype], ...]:
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_initialized() else [])]
+    return tuple(
+        (each, torch.get_autocast_dtype(each))
+        for each in devices
+        if torch.is_autocast_enabled(each)
+    )
+
+
+def _loss_of(calls: list[_Call], scale: float) -> Callable[..., Tensor]:
+    """Returns a loss whose gradients at the outputs are those that came back, unscaled."""
+
+    def loss_fn(model: nn.Module, _batch: Any) -> Tensor:
+        total = torch.zeros(())
+        for call in calls:
+            for output, cotangent in zip(call.again(model), call.cotangents, strict=True):
+                if output.is_floating_point():
+                    total = total.to(output.device) + _product(output, cotangent, scale)
+        return total
+
+    return loss_fn
+
+
+def _product(output: Tensor, cotangent: Tensor | None, scale: float) -> Tensor:
+    """Returns a sum whose gradient is what came back, and which is finite if what it needs is.
+
+    What a mask has set to -inf, nothing comes back to.
+    """
+    if cotangent is None or not bool(cotangent.isfinite().all()):
+        # Nothing is known of the way back, so it is zero; what is not finite makes NaN of that.
+        return torch.where(output == -math.inf, 0.0, output.float()).sum() * 0.0
+    needed = torch.where(output.isfinite() | (cotangent != 0), output.float(), 0.0)
+    return (needed * (cotangent.float() / scale)).sum()
+
+
+def _size(model: nn.Module) -> int:
+    return sum(each.numel() for each in model.parameters())
+
+
+def _outer(model: nn.Module, scale: float) -> float:
+    """Returns the scale in the gradients outside of a model."""
+    return 1.0 if forward_of(model) is not None else scale
+
+
+def _power(model: nn.Module, found: Ranges, scale: float) -> int:
+    """Returns the exponent of what multiplied the gradients inside of a model."""
+    forward, power = forward_of(model), math.frexp(scale)[1] - 1
+    if forward is None:
+        return power
+    # A region multiplies whatever enters to the size of its scale.
+    return power - math.frexp(found.entering)[1] if forward.region._scaled else 0
+
+
+def _together(found: list[tuple[nn.Module, Ranges]]) -> Ranges:
+    """Returns the ranges of several models as one, their modules below the names of the models."""
+    _, first = found[0]
+    if len(found) == 1:
+        return first
+    rows = [
+        with_changes(row, module=f"{type(model).__name__}.{row.module}")
+        for model, each in found
+        for row in each.rows
+    ]
+    return with_changes(first, rows=tuple(rows))
