@@ -6,17 +6,24 @@ from rich.console import Console
 
 from halfstep.core import Exponents, Finding, Range, Ranges, Report, Step
 from halfstep.report import ReportText
+from halfstep.report._visible import visible
 from tests.report.reports import FAULT, REPORT, hostile
 
 
 def printed(report, width=100, encoding="utf-8"):
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding, errors="backslashreplace")
-    Console(file=file, width=width).print(ReportText(report))
+    Console(file=file, width=width).print(ReportText(report), crop=False)
     file.flush()
-    text = raw.getvalue().decode(encoding)
-    assert max(map(len, text.splitlines())) <= width
-    return [line.rstrip() for line in text.splitlines()]
+    lines = [line.rstrip() for line in raw.getvalue().decode(encoding).splitlines()]
+    assert max(len(line) for line in lines if line not in pasted(report)) <= width
+    return lines
+
+
+def pasted(report):
+    found = [*report.findings, *report.diagnosis.faults]
+    lines = [line for each in found for line in visible(each.remedy, lines=True).splitlines()]
+    return {f"  {line}".rstrip() for line in lines}
 
 
 def test_what_there_is_to_do_comes_first():
@@ -40,6 +47,12 @@ def test_a_remedy_is_told_once():
     others = dataclasses.replace(REPORT, findings=())
     assert sum(first in line for line in printed(REPORT)) == 1
     assert sum(first in line for line in printed(others)) == 1
+
+
+def test_what_is_to_be_pasted_stays_in_its_line():
+    long = "rules = Rules()" + ".with_rule('matmul', 'full')" * 9
+    report = Report(script="a.py", policy="b", findings=(Finding("note", "It is.", "", long),))
+    assert f"  {long}" in printed(report, 40)
 
 
 def test_the_tensors_that_lose_the_most():

@@ -85,7 +85,7 @@ def doctor(
     report = _examine(asked, verbose)
     console = output(to_stderr=any(path is not None and is_stdout(path) for path in (json, html)))
     console.print()
-    console.print(ReportText(report))
+    console.print(ReportText(report), crop=False)
     if json:
         write_json(json, report.to_dict())
     if html:

@@ -106,13 +106,17 @@ class Examiner:
         ]
 
     def _look(self, step: Step) -> None:
-        if self._looking is None:
+        if not self._can_look:
             return
         self._scale = 1.0 if step.scale is None else step.scale
         if step.skipped:
             self._look_for_faults(step.number)
         elif step.number in (*_EARLY, self._steps) or step.number % self._every == 0:
             self._attempt(step.number, self._look_at_ranges)
+
+    @property
+    def _can_look(self) -> bool:
+        return self._looking is not None and self._looking.has_calls
 
     def _look_at_ranges(self, number: int) -> None:
         seen = self._looking.ranges(self._scale)
@@ -121,7 +125,7 @@ class Examiner:
             self._tell(number, diagnosis=self._looking.faults(self._scale), **found)
 
     def _look_for_faults(self, number: int, *, outside: bool = False) -> None:
-        if self._looking is None or self._looked or self._faults == _MOST_FAULTS:
+        if self._looked or self._faults == _MOST_FAULTS or not self._can_look:
             return
         self._faults, self._looked = self._faults + 1, True
 

@@ -67,11 +67,9 @@ def _untrained(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
 
 
 def _frameworks(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
-    for name, text in _INSTEAD.items():
-        others = name == "jax" and evidence.frameworks != ("jax",)
-        if name in evidence.frameworks and not others:
-            severity = "note" if evidence.report.steps else "error"
-            yield Finding(severity, text)
+    for name in () if evidence.looks or evidence.unseen else evidence.frameworks:
+        if name in _INSTEAD and (name == "keras" or evidence.frameworks == ("jax",)):
+            yield Finding("note" if evidence.report.steps else "error", _INSTEAD[name])
 
 
 def _fault(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
@@ -79,7 +77,8 @@ def _fault(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
     if fault is not None:
         step = decisive or _last_sampled(evidence)
         what, _, _ = str(fault).partition("\n")
-        text = what.removeprefix(f"{fault.module}: ").capitalize()
+        text = what.removeprefix(f"{fault.module}: ")
+        text = text[:1].upper() + text[1:]
         severity = "error" if decisive else "warning"
         yield Finding(severity, f"{text} (step {step.step}).", fault.module, fault.remedy)
     elif decisive and decisive.outside:
@@ -98,25 +97,33 @@ def _losses(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
     losses = [step.loss for step in evidence.report.steps if step.loss is not None]
     broken = sum(not math.isfinite(loss) for loss in losses)
     if broken:
-        text = f"{broken} of {len(losses)} losses are not finite."
+        text = f"{broken} of {len(losses)} losses {_are(broken)} not finite."
         yield Finding("note" if decisive else "error", text)
 
 
-def _skips(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
+def _skips(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
     report = evidence.report
     if report.skipped:
         worst = report.skipped[-1]
         names = f", the last for {culprits_text(worst.nonfinite)}" if worst.nonfinite else ""
         why = f": {worst.reason}{names}" if worst.reason else ""
-        text = f"{len(report.skipped)} of {len(report.steps)} steps were skipped{why}."
-        yield Finding("warning" if _is_stuck(report) else "note", text)
+        count = len(report.skipped)
+        were = "was" if count == 1 else "were"
+        text = f"{count} of {len(report.steps)} steps {were} skipped{why}."
+        stands = _is_stuck(report) and not decisive
+        yield Finding("warning" if stands else "note", text)
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _ranges(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
     report = evidence.report
     lost = report.ranges.lost(report.power)
     if lost > _MANY_LOST:
-        remedy = "\n".join(_scales(report.ranges))
+        told = report.diagnosis.first is not None and report.diagnosis.first.remedy
+        remedy = "" if told else _scale(report.ranges, in_region=bool(evidence.run.regions))
         text = f"{share_text(lost)} of the gradients become 0 in {report.ranges.form}"
         yield Finding("warning", f"{text} at the scale in force, 2^{report.power}.", "", remedy)
     outside = report.ranges.outside
@@ -129,11 +136,11 @@ def _ranges(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
         yield Finding("warning", text, "", 'policy="mixed_bfloat16"')
 
 
-def _scales(ranges: Ranges) -> Iterator[str]:
-    if ranges.scale is not None:
-        yield f"scaler = GradScaler(init_scale=2.0**{ranges.power})"
-    if ranges.region_scale is not None:
-        yield f'policy = policy.with_(scale="dynamic(init_scale={ranges.region_scale!r})")'
+def _scale(ranges: Ranges, *, in_region: bool) -> str:
+    """Returns the scale to write, for a region or for a scaler."""
+    if in_region and ranges.region_scale is not None:
+        return f'policy = policy.with_(scale="dynamic(init_scale={ranges.region_scale!r})")'
+    return "" if ranges.power is None else f"scaler = GradScaler(init_scale=2.0**{ranges.power})"
 
 
 def _rule(ranges: Ranges, module: str) -> str:

@@ -27,10 +27,7 @@ class Joined:
         self.snapshot, self.floats = other.snapshot, other.floats
         self.tick, self.seconds = other.tick, other.seconds
         self.may_count, self.saved_bytes = other.may_count, other.saved_bytes
-        self.choose_policy = other.choose_policy
-
-    def look_closely(self) -> None:
-        """Returns None: a layer of Keras may be a module of the other one."""
+        self.choose_policy, self.look_closely = other.choose_policy, other.look_closely
 
     def set_policy(self, policy: str) -> None:
         """Lets scripts train under a policy, with either."""

@@ -26,12 +26,15 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": "bold"}
 class ReportText:
     """A report as text that fits the terminal: what there is to do first, then the numbers.
 
+    What is to be pasted stays in its lines, however long: print it with `crop=False`.
+
     Args:
         report: What happened.
 
     Example:
         >>> from rich.console import Console
-        >>> Console(width=60).print(ReportText(Report(script="train.py", policy="float32")))
+        >>> report = Report(script="train.py", policy="float32")
+        >>> Console(width=60).print(ReportText(report), crop=False)
         train.py: 0 steps, none skipped
           float32
         <BLANKLINE>
@@ -43,7 +46,8 @@ class ReportText:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yields its parts."""
         yield from _head(self.report, ascii_only=options.ascii_only)
-        yield Text(f"\n{outcome(self.report)}")
+        if self.report.findings or not self.report.error:
+            yield Text(f"\n{outcome(self.report)}")
         for finding in self.report.findings:
             yield from _finding(finding)
         for part in (_failure, _faults, _losing, _casts):
@@ -65,7 +69,7 @@ def _finding(finding: Finding) -> Iterator[RenderableType]:
     text = visible(": ".join(filter(None, [finding.module, finding.text])))
     yield Text.assemble((finding.severity, _STYLES[finding.severity]), f": {text}")
     if finding.remedy:
-        yield _indented(f"write:\n{finding.remedy}")
+        yield _pasted(finding.remedy)
 
 
 def _failure(report: Report) -> Iterator[RenderableType]:
@@ -77,7 +81,14 @@ def _failure(report: Report) -> Iterator[RenderableType]:
 def _faults(report: Report) -> Iterator[RenderableType]:
     if report.diagnosis:
         yield Text("\nfirst fault", style="bold")
-        yield Text(visible(str(_told_once(report)), lines=True))
+        first, *others = _told_once(report).faults
+        yield Text(visible(str(replace(first, remedy="")), lines=True))
+        if first.remedy:
+            yield _pasted(first.remedy)
+        for other in others:
+            yield Text(f"after it: {visible(str(other).splitlines()[0])}")
+        if report.diagnosis.loss_scale is not None:
+            yield Text(f"at loss scale {number(report.diagnosis.loss_scale)}")
 
 
 def _told_once(report: Report) -> Diagnosis:
@@ -88,6 +99,12 @@ def _told_once(report: Report) -> Diagnosis:
         report.diagnosis,
         faults=tuple(replace(it, remedy="") if it.remedy in told else it for it in faults),
     )
+
+
+def _pasted(remedy: str) -> Text:
+    text = _indented(f"write:\n{remedy}")
+    text.no_wrap, text.overflow = True, "ignore"
+    return text
 
 
 def _indented(text: str) -> Text:

@@ -23,7 +23,7 @@ from halfstep.torch._observing._ranges import ranges
 from halfstep.torch._observing._twins import twin
 from halfstep.torch._observing._untouched import undrawn
 from halfstep.torch._patches import Undo, replace
-from halfstep.torch._private import in_backward
+from halfstep.torch._private import in_backward, preserved_version
 from halfstep.torch._regions._forward import forward_of
 from halfstep.torch._regions._tree import tensors_in, with_tensors
 
@@ -69,6 +69,11 @@ class _Call(NamedTuple):
             for device, dtype in self.autocasts:
                 stack.enter_context(torch.autocast(device, dtype=dtype))
             return tensors_in(model(*args, **kwargs))
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a model was called in the step; one of Keras is not looked at."""
+        return bool(self._calls)
 
     @property
     def entered_broken(self) -> bool:
@@ -240,7 +245,9 @@ class Looking:
 @torch.no_grad()
 def _put(values: list[tuple[Tensor, Tensor]]) -> None:
     for target, value in values:
-        target.copy_(value)
+        # A backward pass of the script may still need what it has seen there.
+        with preserved_version(target):
+            target.copy_(value)
 
 
 def _receiver(call: _Call, index: int) -> Callable[[Tensor], None]:
