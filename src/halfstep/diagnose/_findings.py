@@ -4,7 +4,16 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from halfstep.core import SEVERITIES, Diagnosis, Finding, Ranges, Report, Rules, culprits_text
+from halfstep.core import (
+    FORWARD,
+    SEVERITIES,
+    Diagnosis,
+    Finding,
+    Ranges,
+    Report,
+    Rules,
+    culprits_text,
+)
 from halfstep.diagnose._heard import Evidence, Look
 from halfstep.launch import LIKELY_REASONS, why_ineffective, why_untrained
 from halfstep.report import share_text
@@ -126,14 +135,20 @@ def _ranges(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
         remedy = "" if told else _scale(report.ranges, in_region=bool(evidence.run.regions))
         text = f"{share_text(lost)} of the gradients become 0 in {report.ranges.form}"
         yield Finding("warning", f"{text} at the scale in force, 2^{report.power}.", "", remedy)
-    outside = report.ranges.outside
-    for name in outside[:_SHOWN_MODULES]:
+    narrow = [name for name in report.ranges.outside if _suffers(report, name)]
+    for name in narrow[:_SHOWN_MODULES]:
         text = f"Its values need more range than {report.ranges.form} has, at any scale."
         yield Finding("warning", text, name, _rule(report.ranges, name))
-    if outside[_SHOWN_MODULES:]:
-        more = len(outside) - _SHOWN_MODULES
-        text = f"So do those of {more} more modules."
+    if narrow[_SHOWN_MODULES:]:
+        text = f"So do those of {len(narrow) - _SHOWN_MODULES} more modules."
         yield Finding("warning", text, "", 'policy="mixed_bfloat16"')
+
+
+def _suffers(report: Report, module: str) -> bool:
+    """Returns whether a module that no scale suits loses many gradients, or overflows."""
+    forward = [it for it in report.ranges.rows if it.module == module and it.role in FORWARD]
+    overflows = any(row.reference.overflowed(report.ranges.form) for row in forward)
+    return overflows or report.ranges.lost(report.power, module=module) > _MANY_LOST
 
 
 def _scale(ranges: Ranges, *, in_region: bool) -> str:

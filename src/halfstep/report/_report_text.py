@@ -17,6 +17,7 @@ from halfstep.report._words import headline, outcome
 
 _CURVE_WIDTH = 32
 _SHOWN = 8
+_WORTH_TELLING = 1e-3
 _SHOWN_LINES = 8
 _OUTERMOST = "(outermost)"
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "bold"}
@@ -117,7 +118,8 @@ def _losing(report: Report) -> Iterator[RenderableType]:
     def loss(row: Range) -> tuple[int, float]:
         return row.run.infs + row.run.nans, report.lost(row)
 
-    losing = sorted(filter(lambda row: any(loss(row)), report.ranges.rows), key=loss, reverse=True)
+    worth = [row for row in report.ranges.rows if loss(row) > (0, _WORTH_TELLING)]
+    losing = sorted(worth, key=loss, reverse=True)
     if losing:
         yield _title(f"numbers that become 0 in {report.ranges.form}, or are not finite", losing)
         heads = ("module", "tensor", "become 0", "inf", "NaN", "largest")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from halfstep.core import Cast, Diagnosis, Ranges, quiet
+from halfstep.torch._autocast import Inside, Settings
 from halfstep.torch._diagnose import diagnose
 from halfstep.torch._engine import _state
 from halfstep.torch._engine._observe import Observer
@@ -52,28 +53,23 @@ class _Call(NamedTuple):
         model: The model.
         given: Copies of the arguments, positional and by name.
         buffers: The buffers of the model, and copies from before the call.
-        autocasts: Device and dtype of each autocast of PyTorch that was on.
+        around: The autocasts, PyTorch's own or ours, that the call was in.
         cotangents: The gradients that came back to each output, None where none did.
     """
 
     model: nn.Module
     given: tuple[tuple[Any, ...], dict[str, Any]]
     buffers: list[tuple[Tensor, Tensor]]
-    autocasts: tuple[tuple[str, torch.dtype], ...]
+    around: tuple[Settings, ...]
     cotangents: list[Tensor | None]
 
     def again(self, model: nn.Module) -> list[Tensor]:
         """Calls a model in the same way, and returns the tensors of its output."""
         args, kwargs = self.given
         with contextlib.ExitStack() as stack:
-            for device, dtype in self.autocasts:
-                stack.enter_context(torch.autocast(device, dtype=dtype))
+            for each in self.around:
+                stack.enter_context(_inside(each))
             return tensors_in(model(*args, **kwargs))
-
-    @property
-    def has_calls(self) -> bool:
-        """Whether a model was called in the step; one of Keras is not looked at."""
-        return bool(self._calls)
 
     @property
     def entered_broken(self) -> bool:
@@ -128,6 +124,11 @@ class Looking:
     def forget(self) -> None:
         """Forgets the calls: their step is over."""
         self._calls.clear()
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a model was called in the step; one of Keras is not looked at."""
+        return bool(self._calls)
 
     @property
     def entered_broken(self) -> bool:
@@ -225,10 +226,11 @@ class Looking:
     def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self._depth.value or in_backward() or not torch.is_grad_enabled():
             return original(module, *args, **kwargs)
-        if _is_of_keras(type(module)) or not any(it.requires_grad for it in module.parameters()):
+        kind: Any = type(module)
+        if _is_of_keras(kind) or not any(it.requires_grad for it in module.parameters()):
             return original(module, *args, **kwargs)
         buffers = [(each, each.clone()) for each in module.buffers()]
-        call = _Call(module, _copied((args, kwargs)), buffers, _autocasts(), [])
+        call = _Call(module, _copied((args, kwargs)), buffers, _around(), [])
         with self._unseen():
             output = original(module, *args, **kwargs)
         self._keep(call, tensors_in(output))
@@ -250,9 +252,10 @@ def _put(values: list[tuple[Tensor, Tensor]]) -> None:
             target.copy_(value)
 
 
-def _receiver(call: _Call, index: int) -> Callable[[Tensor], None]:
-    def receive(gradient: Tensor) -> None:
-        call.cotangents[index] = gradient.detach().clone()
+def _receiver(call: _Call, index: int) -> Callable[[Tensor | None], None]:
+    def receive(gradient: Tensor | None) -> None:
+        # An output that nothing comes back to may have an undefined gradient.
+        call.cotangents[index] = None if gradient is None else gradient.detach().clone()
 
     return receive
 
@@ -264,13 +267,24 @@ def _copied(given: Any) -> Any:
     return with_tensors(given, copies)
 
 
-def _autocasts() -> tuple[tuple[str, torch.dtype], ...]:
+def _around() -> tuple[Settings, ...]:
+    """Returns the autocasts that are on; those without rules of ours are PyTorch's own."""
     devices = ["cpu", *(["cuda"] if torch.cuda.is_initialized() else [])]
-    return tuple(
-        (each, torch.get_autocast_dtype(each))
+    rules = {each.device_type: each.table.rules_text for each in reversed(_state.actives())}
+    found = tuple(
+        Settings(each, torch.get_autocast_dtype(each), True, False, rules.get(each, ""))
         for each in devices
         if torch.is_autocast_enabled(each)
     )
+    if found or not _state.entered():
+        return found
+    return (Settings("cpu", torch.get_autocast_dtype("cpu"), False, False, ""),)
+
+
+def _inside(settings: Settings) -> contextlib.AbstractContextManager[Any]:
+    if settings.enabled and not settings.rules:
+        return torch.autocast(settings.device_type, dtype=settings.dtype)
+    return Inside(settings)
 
 
 def _loss_of(calls: list[_Call], scale: float) -> Callable[..., Tensor]:
