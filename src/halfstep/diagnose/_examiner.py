@@ -43,7 +43,7 @@ class Examiner:
         self._pending: list[Step] = []
         self._first: int | None = None
         self._number = self._faults = 0
-        self._from_scaler = self._looked = False
+        self._from_scaler = self._looked = self._has_ranges = False
         self._scale = 1.0
         self._flushed = clock()
         self._lock = threading.RLock()
@@ -111,8 +111,12 @@ class Examiner:
         self._scale = 1.0 if step.scale is None else step.scale
         if step.skipped:
             self._look_for_faults(step.number)
-        elif step.number in (*_EARLY, self._steps) or step.number % self._every == 0:
+        # A step that was skipped says nothing of gradients, but more than nothing of the rest.
+        if self._is_sampled(step.number) and not (step.skipped and self._has_ranges):
             self._attempt(step.number, self._look_at_ranges)
+
+    def _is_sampled(self, number: int) -> bool:
+        return number in (*_EARLY, self._steps) or number % self._every == 0
 
     @property
     def _can_look(self) -> bool:
@@ -121,8 +125,10 @@ class Examiner:
     def _look_at_ranges(self, number: int) -> None:
         seen = self._looking.ranges(self._scale)
         if seen is not None:
+            self._has_ranges = True
+            diagnosis = Diagnosis() if self._looked else self._looking.faults(self._scale)
             found = {"ranges": seen.ranges, "power": seen.power, "casts": seen.casts}
-            self._tell(number, diagnosis=self._looking.faults(self._scale), **found)
+            self._tell(number, diagnosis=diagnosis, **found)
 
     def _look_for_faults(self, number: int, *, outside: bool = False) -> None:
         if self._looked or self._faults == _MOST_FAULTS or not self._can_look:

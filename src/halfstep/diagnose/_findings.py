@@ -127,8 +127,10 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def _ranges(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
+def _ranges(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
     report = evidence.report
+    if decisive:
+        return  # What it made leaves its marks everywhere.
     lost = report.ranges.lost(report.power)
     if lost > _MANY_LOST:
         told = report.diagnosis.first is not None and report.diagnosis.first.remedy

@@ -159,6 +159,10 @@
       rows.forEach((row, index) => {
         // A cell reaches half an exponent to either side of its middle.
         const end = windowOf(row)[name] - 0.5;
+        if (index && x[x.length - 1] !== end) {
+          x.push(null);
+          y.push(null);
+        }
         x.push(end, end);
         y.push(index - 0.5, index + 0.5);
       });
