@@ -10,7 +10,12 @@ from tests.launch.scripts import TRAINING, hide_frameworks, write
 class Watcher:
     def __init__(self):
         self.texts, self.lines = [], []
-        self.update, self.output = self.texts.append, self.lines.append
+
+    def update(self, text):
+        self.texts.append(text)
+
+    def output(self, line):
+        self.lines.append(line)
 
 
 @pytest.fixture
@@ -41,6 +46,17 @@ def test_it_stops_after_so_many_steps(tmp_path):
     report, _ = run(tmp_path, TRAINING + "while True: pass\n", steps=5)
     assert len(report.steps) == 5
     assert report.error == ""
+
+
+@pytest.mark.usefixtures("no_framework")
+def test_whoever_interrupts_it_gets_what_was_found_so_far(tmp_path):
+    class Impatient(Watcher):
+        def output(self, line):
+            raise KeyboardInterrupt
+
+    script = write(tmp_path / "train.py", "print('ready', flush=True)\nwhile True: pass\n")
+    report = examine(Examination.of(script), Impatient())
+    assert (report.error, report.steps) == ("", ())
 
 
 @pytest.mark.usefixtures("no_framework")

@@ -126,7 +126,10 @@ def test_an_underflow_is_a_warning():
 
 
 def test_updates_that_round_to_nothing():
-    ranges = Ranges(updates=(("a.weight", 0.5), ("b.weight", 0.001)))
+    updates = (("a.weight", 0.5), ("b.weight", 0.001))
+    wide = Ranges((Range("a", "weight", ONE, ONE, "float32"),), updates=updates)
+    assert told(found(trained(ranges=wide), look(1, failed=False))) == []
+    ranges = Ranges((Range("a", "weight", ONE, ONE, "bfloat16"),), updates=updates)
     assert told(found(trained(ranges=ranges), look(1, failed=False))) == [
         (
             "warning",

@@ -22,6 +22,7 @@ _MANY_LOST = 0.01
 _MANY_SKIPS = 0.1
 _IN_A_ROW = 3
 _SHOWN_MODULES = 5
+_HALF = ("float16", "bfloat16")
 _INSTEAD = {
     "keras": "halfstep.keras.diagnose(model, x, y) looks into the layers of a Keras model; here, "
     "only losses, scales and skipped steps are told.",
@@ -169,7 +170,10 @@ def _rule(ranges: Ranges, module: str) -> str:
 
 
 def _updates(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
-    lost = [pair for pair in evidence.report.ranges.updates if pair[1] > _MANY_LOST]
+    ranges = evidence.report.ranges
+    # In float32 it is the learning rate that is small, which no format helps.
+    narrow = any(row.role == "weight" and row.form in _HALF for row in ranges.rows)
+    lost = [pair for pair in ranges.updates if narrow and pair[1] > _MANY_LOST]
     for name, share in sorted(lost, key=lambda pair: -pair[1])[:_SHOWN_MODULES]:
         text = f"{share_text(share)} of its updates change nothing, because they round to nothing."
         yield Finding("warning", text, name, 'prepare(model, optimizer, policy, masters="split")')
