@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from halfstep.core import Diagnosis, Fault, Policy
+from halfstep.core import Diagnosis, Fault, Policy, quiet
 from halfstep.errors import UsageError
-from halfstep.torch._global import global_policy
+from halfstep.torch._global import global_policy, is_fit
 from halfstep.torch._observing._formats import Formats
 from halfstep.torch._observing._ran import Ran, Value
 from halfstep.torch._observing._remedy import Remedies, attempted
@@ -21,6 +21,9 @@ from halfstep.torch._observing._verdict import faults, is_in_float32, underflows
 from halfstep.torch._observing._ways import way_of
 from halfstep.torch._prepare import prepare
 from halfstep.torch._regions._forward import forward_of
+
+# What a training is told of, which a diagnosis is not.
+_EVENTS = ("backward", "loss", "region")
 
 
 def diagnose(
@@ -62,7 +65,7 @@ def diagnose(
         ('0', 'matmul', 'forward')
     """
     case = Case(_checked_model(model), batch, loss_fn, _checked_scale(loss_scale))
-    with _under(model, policy):
+    with quiet(*_EVENTS), _under(model, policy):
         return _diagnosis(case)
 
 
@@ -128,7 +131,8 @@ def _under(model: nn.Module, policy: Policy | str | None) -> Iterator[None]:
     """Makes a model a region until the block ends."""
     prepared = any(forward_of(each) for each in model.modules())
     everywhere = global_policy()
-    if policy is None and (prepared or everywhere.compute_dtype == "float32"):
+    as_it_is = prepared or everywhere.compute_dtype == "float32" or not is_fit(model)
+    if policy is None and as_it_is:
         yield
         return
     if prepared:

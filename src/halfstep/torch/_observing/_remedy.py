@@ -23,7 +23,8 @@ _CONSTANT = "instead = {instead:g}  # in place of {written:g}, which {dtype} can
 _ADDED = "mask = mask.clamp(min=torch.finfo(mask.dtype).min / 2)  # for each mask that is added"
 _ROW = "scores = scores.clamp(min=torch.finfo(scores.dtype).min / 2)  # what goes into {word}"
 _MOST_RULES = 8
-_POWERS = (4, 8, 12, 16, 20, 24)
+# What a scale is raised or lowered by: what classic loss scales begin with comes first.
+_POWERS = (16, 12, 20, 8, 24, 4)
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,10 @@ class Remedies:
     def _lower_scale(self, ran: Ran) -> str:
         """Returns the largest loss scale, of some, at which nothing overflows on the way back."""
         scale = self._scale_of(self.case)
-        if ran.key.phase == "forward" or scale <= 1.0:
+        of_loss = ran.place.is_root and ran.key.word == "multiply"
+        if (ran.key.phase == "forward" and not of_loss) or scale <= 1.0:
             return ""
-        lower = (self._scaled(-power) for power in _POWERS if 2.0**power <= scale)
+        lower = (self._scaled(-power) for power in sorted(_POWERS) if 2.0**power <= scale)
         fine = next((each for each in lower if self._tried(each) is not None), None)
         return "" if fine is None else self.way.at_scale(self._scale_of(fine))
 

@@ -98,7 +98,7 @@ def run(case: Case) -> Step:
         asked = stack.enter_context(computing(case.formats, case.model))
         stack.enter_context(places.followed())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        with torch.enable_grad():
+        with gradients_apart(case.model.parameters()), torch.enable_grad():
             return dataclasses.replace(_seen(case, watching), asked=tuple(dict.fromkeys(asked)))
 
 
