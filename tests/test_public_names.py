@@ -34,8 +34,10 @@ NAMES = {
         "Policy",
         "Range",
         "Ranges",
+        "Reading",
         "Rule",
         "Rules",
+        "Sample",
         "ScaleState",
         "SkippedStepsWarning",
         "Window",
@@ -141,6 +143,7 @@ NAMES = {
         "StepRecord",
         "UnmatchedRuleWarning",
         "UnusedRegionWarning",
+        "Watch",
         "accumulate",
         "autocast",
         "custom_bwd",
@@ -156,6 +159,7 @@ NAMES = {
         "save",
         "saved_bytes",
         "set_global_policy",
+        "watch",
     ],
 }
 

@@ -22,6 +22,8 @@ from halfstep.core._rule import ACTIONS as ACTIONS
 from halfstep.core._rule import FAMILIES as FAMILIES
 from halfstep.core._rule import Rule as Rule
 from halfstep.core._rules import Rules as Rules
+from halfstep.core._samples import Reading as Reading
+from halfstep.core._samples import Sample as Sample
 from halfstep.core._scale import LossScale as LossScale
 from halfstep.core._scale import ScaleState as ScaleState
 from halfstep.core._skips import Culprits as Culprits
@@ -47,8 +49,10 @@ __all__ = [
     "Policy",
     "Range",
     "Ranges",
+    "Reading",
     "Rule",
     "Rules",
+    "Sample",
     "ScaleState",
     "SkippedStepsWarning",
     "Window",
@@ -77,8 +81,10 @@ for _value in (
     Policy,
     Range,
     Ranges,
+    Reading,
     Rule,
     Rules,
+    Sample,
     ScaleState,
     SkippedStepsWarning,
     Window,

@@ -1,5 +1,6 @@
 """The ranges of a step as a table, and as what to write."""
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from halfstep.core._exponents import Exponents
@@ -19,12 +20,23 @@ def text(ranges: "Ranges") -> str:
     if ranges.power is None:
         return _NOTHING
     outside = set(ranges.outside)
-    lines = [_HEADER, *(_cells(ranges, name, name in outside) for name in ranges.modules[:_SHOWN])]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
-    body = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    shown = ranges.modules[:_SHOWN]
+    body = aligned(_HEADER, (_cells(ranges, name, name in outside) for name in shown))
     hidden = len(ranges.modules) - _SHOWN
     more = [f"and {hidden} more modules"] if hidden > 0 else []
     return "\n".join([*body, *more, *_summary(ranges), *_updates(ranges), *_moments(ranges)])
+
+
+def aligned(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Returns rows of words as lines in which columns are below each other.
+
+    Example:
+        >>> aligned(("a", "b"), [("long", "c")])
+        ['a     b', 'long  c']
+    """
+    lines = [header, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
 def _cells(ranges: "Ranges", name: str, outside: bool) -> tuple[str, ...]:

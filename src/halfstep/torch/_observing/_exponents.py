@@ -7,7 +7,7 @@ are ordered as the numbers are.
 """
 
 import struct
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -58,12 +58,14 @@ class Tally(Generic[Key]):
 
     def read(self) -> dict[Key, Exponents]:
         """Returns what was counted so far, by key."""
-        found: dict[Key, Exponents] = {}
-        for device, places in self._places.items():
-            rows = self._rows[device][: len(places)].tolist()
-            for key, place in places.items():
-                found[key] = found.get(key, Exponents()) + _exponents(rows[place])
-        return found
+        return _read((places, self._rows[device]) for device, places in self._places.items())
+
+    def take(self) -> "Taken[Key]":
+        """Hands over what was counted, without waiting, and begins anew."""
+        taken = Taken(self._places, self._rows)
+        self._places = {}
+        self.clear()
+        return taken
 
     def clear(self) -> None:
         """Forgets what was counted, and keeps the memory for it."""
@@ -80,6 +82,59 @@ class Tally(Generic[Key]):
         if place == len(self._rows[device]):
             self._rows[device] = _longer(self._rows[device])
         return self._rows[device][place]
+
+
+class Taken(Generic[Key]):
+    """Counts on their way to the host, in as little memory as they need there.
+
+    Args:
+        places: The rows of each device, by key.
+        rows: The rows.
+    """
+
+    def __init__(
+        self, places: dict[torch.device, dict[Key, int]], rows: dict[torch.device, Tensor]
+    ) -> None:
+        self._places = list(places.values())
+        self._rows = [_on_the_way(rows[device][: len(each)]) for device, each in places.items()]
+        self._arrived = [_mark(device) for device in places]
+
+    def pack(self) -> None:
+        """Stores what has arrived in less memory."""
+        for index, event in enumerate(self._arrived):
+            if event is None or event.query():
+                self._arrived[index] = None
+                self._rows[index] = self._rows[index].to_sparse()
+
+    def read(self) -> dict[Key, Exponents]:
+        """Returns the counts, and waits for them if need be."""
+        for event in self._arrived:
+            if event is not None:
+                event.synchronize()
+        return _read(zip(self._places, [each.to_dense() for each in self._rows], strict=True))
+
+
+def _on_the_way(rows: Tensor) -> Tensor:
+    """Returns a copy on the host, which is there once the device has come so far."""
+    return rows.to("cpu", non_blocking=True, copy=True)
+
+
+def _mark(device: torch.device) -> torch.Event | None:
+    """Returns what tells when a device has done what it was given, None where it has."""
+    if device.type == "cpu":
+        return None
+    event = torch.Event(device)
+    event.record(torch.accelerator.current_stream(device))
+    return event
+
+
+def _read(parts: Iterable[tuple[dict[Key, int], Tensor]]) -> dict[Key, Exponents]:
+    found: dict[Key, Exponents] = {}
+    for places, rows in parts:
+        counts = rows[: len(places)].tolist()
+        for key, place in places.items():
+            found[key] = found.get(key, Exponents()) + _exponents(counts[place])
+    return found
 
 
 def _longer(rows: Tensor) -> Tensor:

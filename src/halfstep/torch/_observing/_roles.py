@@ -70,11 +70,16 @@ class Observer:
         self._model, self._tally = model, tally
         # The name of the format in which the values of each role came first.
         self.formats: dict[Role, str] = {}
+        # Whether a gradient has come.
+        self.backward = False
+        # Those that are looked at. A copy of the model takes the hooks along, and is not.
+        self._modules: dict[str, nn.Module] = {}
         self._handles: list[Any] = []
 
     def __enter__(self) -> Self:
         seen: set[int] = set()
-        for path, module in named_modules(self._model).items():
+        self._modules = named_modules(self._model)
+        for path, module in self._modules.items():
             hook = functools.partial(self._see_call, path)
             self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
             for parameter in module._parameters.values():
@@ -93,7 +98,13 @@ class Observer:
         self._look_inside(set[int].difference_update)
         for handle in self._handles:
             handle.remove()
-        self._handles = []
+        self._handles, self._modules = [], {}
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _nobody, ()
 
     def _see_weight(self, path: str, parameter: Tensor) -> None:
         self._see(Role(path, "weight"), [parameter])
@@ -101,7 +112,9 @@ class Observer:
             hook = functools.partial(self._see_gradient, Role(path, "grad_weight"))
             self._handles.append(parameter.register_hook(hook))
 
-    def _see_call(self, path: str, _module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _see_call(self, path: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self._modules.get(path) is not module:
+            return
         for name, values in (("input", (args, kwargs)), ("output", output)):
             tensors = tensors_in(values)
             # Within a backward pass it is a checkpoint that computes its part again.
@@ -113,6 +126,9 @@ class Observer:
                     tensor.register_hook(hook)
 
     def _see_gradient(self, role: Role, gradient: Tensor) -> None:
+        if not self._modules:
+            return
+        self.backward = True
         self._see(role, [gradient])
 
     def _see(self, role: Role, tensors: list[Tensor]) -> None:
@@ -128,6 +144,11 @@ class Observer:
             forward = forward_of(module)
             if forward is not None:
                 change(forward.region._own_hooks, keys)
+
+
+def _nobody() -> Observer:
+    """Returns what looks at nothing, for hooks that were pickled with a model."""
+    return Observer(nn.Identity(), Tally())
 
 
 for _method in (Observer._see_call, Observer._see_gradient):
