@@ -99,7 +99,7 @@ class _Seen(NamedTuple):
 
 
 def _seen(copies: Twin, batch: Any, loss_fn: LossFn) -> _Seen:
-    model, tally, sizes = copies[0], Tally[Role](), list[Tensor]()
+    model, tally, sizes = copies[0], Tally[int](), list[Tensor]()
 
     def enter(_module: nn.Module, _args: Any, output: Any) -> None:
         for tensor in tensors_in(output):
@@ -110,7 +110,7 @@ def _seen(copies: Twin, batch: Any, loss_fn: LossFn) -> _Seen:
         handle = model.register_forward_hook(enter)
         run_step(model, batch, loss_fn)
         handle.remove()
-    return _Seen(tally.read(), observer.formats, sum(float(each) for each in sizes))
+    return _Seen(observer.seen.read(), observer.seen.formats, sum(float(each) for each in sizes))
 
 
 def _rows(model: nn.Module, wide: _Seen, here: _Seen) -> Iterator[Range]:

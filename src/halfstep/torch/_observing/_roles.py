@@ -7,10 +7,12 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import TensorWeakRef
 
+from halfstep.core import Exponents
 from halfstep.torch._dtypes import name_of
 from halfstep.torch._engine._paths import _unwrapped
-from halfstep.torch._observing._exponents import Tally
+from halfstep.torch._observing._exponents import Taken, Tally
 from halfstep.torch._private import in_backward, never_compile
 from halfstep.torch._regions._forward import forward_of
 from halfstep.torch._regions._tree import tensors_in
@@ -48,6 +50,50 @@ def named_modules(model: nn.Module) -> dict[str, nn.Module]:
     return {name or type(whole).__name__: each for name, each in found.items()}
 
 
+class Seen:
+    """Which tensors were seen in which role, each counted once while it does not change.
+
+    Args:
+        tally: Where their values are counted, by a number of their own.
+    """
+
+    def __init__(self, tally: Tally[int]) -> None:
+        self._tally = tally
+        self._numbers: dict[Role, list[int]] = {}
+        self._known: dict[int, tuple[TensorWeakRef, int, int]] = {}
+        self._counted = 0
+        # The name of the format in which the values of each role came first.
+        self.formats: dict[Role, str] = {}
+
+    def add(self, role: Role, tensors: list[Tensor]) -> None:
+        """Counts what is in tensors, for a role."""
+        for each in tensors:
+            if each.is_floating_point():
+                self.formats.setdefault(role, name_of(each.dtype))
+                self._numbers.setdefault(role, []).append(self._number(each))
+
+    def read(self, taken: Taken[int] | None = None) -> dict[Role, Exponents]:
+        """Returns the exponents of each role, from what was taken out of the tally or is there."""
+        values = (taken or self._tally).read()
+        return {
+            role: sum((values[number] for number in numbers if number in values), Exponents())
+            for role, numbers in self._numbers.items()
+        }
+
+    def forget(self) -> None:
+        """Lets go of the tensors."""
+        self._known.clear()
+
+    def _number(self, tensor: Tensor) -> int:
+        version = -1 if tensor.is_inference() else tensor._version
+        found, before, number = self._known.get(id(tensor), (None, 0, 0))
+        if found is None or found() is not tensor or before != version:
+            number = self._counted = self._counted + 1
+            self._known[id(tensor)] = TensorWeakRef(tensor), version, number
+            self._tally.add(number, tensor)
+        return number
+
+
 class Observer:
     """Counts the values of each role while a model runs; nothing of it stays afterwards.
 
@@ -55,21 +101,20 @@ class Observer:
 
     Args:
         model: The model.
-        tally: Where values are counted, by role.
+        tally: Where values are counted; nothing else may be until they are read.
 
     Example:
         >>> import torch
-        >>> model, tally = nn.Linear(2, 1), Tally()
-        >>> with Observer(model, tally):
+        >>> model = nn.Linear(2, 1)
+        >>> with Observer(model, Tally()) as observer:
         ...     model(torch.ones(4, 2)).sum().backward()
-        >>> tally.read()[Role("Linear", "grad_output")].counts
+        >>> observer.seen.read()[Role("Linear", "grad_output")].counts
         ((0, 4),)
     """
 
-    def __init__(self, model: nn.Module, tally: Tally[Role]) -> None:
-        self._model, self._tally = model, tally
-        # The name of the format in which the values of each role came first.
-        self.formats: dict[Role, str] = {}
+    def __init__(self, model: nn.Module, tally: Tally[int]) -> None:
+        self._model = model
+        self.seen = Seen(tally)
         # Whether a gradient has come.
         self.backward = False
         # Those that are looked at. A copy of the model takes the hooks along, and is not.
@@ -99,6 +144,7 @@ class Observer:
         for handle in self._handles:
             handle.remove()
         self._handles, self._modules = [], {}
+        self.seen.forget()
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
@@ -107,7 +153,7 @@ class Observer:
         return _nobody, ()
 
     def _see_weight(self, path: str, parameter: Tensor) -> None:
-        self._see(Role(path, "weight"), [parameter])
+        self.seen.add(Role(path, "weight"), [parameter])
         if parameter.requires_grad:
             hook = functools.partial(self._see_gradient, Role(path, "grad_weight"))
             self._handles.append(parameter.register_hook(hook))
@@ -119,7 +165,7 @@ class Observer:
             tensors = tensors_in(values)
             # Within a backward pass it is a checkpoint that computes its part again.
             if not in_backward():
-                self._see(Role(path, name), tensors)
+                self.seen.add(Role(path, name), tensors)
             hook = functools.partial(self._see_gradient, Role(path, f"grad_{name}"))
             for tensor in tensors if torch.is_grad_enabled() else ():
                 if tensor.requires_grad:
@@ -129,13 +175,7 @@ class Observer:
         if not self._modules:
             return
         self.backward = True
-        self._see(role, [gradient])
-
-    def _see(self, role: Role, tensors: list[Tensor]) -> None:
-        for each in tensors:
-            if each.is_floating_point():
-                self.formats.setdefault(role, name_of(each.dtype))
-        self._tally.add(role, tensors)
+        self.seen.add(role, [gradient])
 
     def _look_inside(self, change: Callable[[set[int], list[int]], None]) -> None:
         """Makes regions show these hooks what is inside of them, or not any more."""

@@ -11,7 +11,7 @@ from torch import nn
 from halfstep.core import Reading, Sample, subscribe
 from halfstep.errors import UsageError
 from halfstep.torch._observing._exponents import Taken, Tally
-from halfstep.torch._observing._roles import ROLES, Observer, Role, named_modules
+from halfstep.torch._observing._roles import ROLES, Observer, Role, Seen, named_modules
 from halfstep.torch._private import in_backward
 from halfstep.torch._regions._attach import checked_module
 from halfstep.torch._scaling._steps import StepRecord
@@ -92,8 +92,8 @@ class _Kept(NamedTuple):
 
     call: int
     reason: str
-    forms: dict[Role, str]
-    taken: Taken[Role]
+    seen: Seen
+    taken: Taken[int]
 
 
 class Watch:
@@ -111,7 +111,7 @@ class Watch:
         self._model = weakref.ref(model)
         self._every, self._first, self._after_fault = every, first, after_fault
         self._paths = list(named_modules(model))
-        self._tally: Tally[Role] = Tally()
+        self._tally: Tally[int] = Tally()
         self._open: _Open | None = None
         self._kept: deque[_Kept] = deque(maxlen=keep)
         self._calls = self._dense = 0
@@ -193,15 +193,13 @@ class Watch:
         found.observer.__exit__()
         for before in list(self._kept)[-1:]:
             before.taken.pack()
-        kept = _Kept(found.call, found.reason, found.observer.formats, self._tally.take())
-        self._kept.append(kept)
+        seen, taken = found.observer.seen, self._tally.take()
+        self._kept.append(_Kept(found.call, found.reason, seen, taken))
 
     def _sample(self, kept: _Kept) -> Sample:
-        values = kept.taken.read()
+        values, forms = kept.seen.read(kept.taken), kept.seen.formats
         roles = [Role(path, name) for path in self._paths for name in ROLES]
-        readings = (
-            Reading(*role, kept.forms[role], values[role]) for role in roles if role in values
-        )
+        readings = (Reading(*role, forms[role], values[role]) for role in roles if role in values)
         return Sample(kept.call, kept.reason, tuple(readings))
 
     def _hear(self, event: str, values: dict[str, Any]) -> None:
