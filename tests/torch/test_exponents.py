@@ -158,3 +158,15 @@ def test_nothing_waits_for_the_device():
         torch.cuda.set_sync_debug_mode("default")
     expected = Exponents.of(values.numpy()) + Exponents.of(values.half().float().numpy())
     assert tally.read()["key"] == expected
+
+
+def test_what_is_taken_is_read_later_and_leaves_nothing():
+    tally = Tally()
+    tally.add("first", torch.tensor([1.0, 0.0]))
+    taken = tally.take()
+    tally.add("second", torch.tensor([2.0]))
+    expected = {"first": Exponents.of([1.0, 0.0])}
+    assert taken.read() == expected
+    taken.pack()
+    assert taken.read() == expected
+    assert tally.read() == {"second": Exponents.of([2.0])}

@@ -17,6 +17,8 @@ TOLERANCE = 0.001
 # What a training step can be kept in instead of float32.
 LOW_FORMATS = tuple(each.name for each in FORMATS if each.bits <= 16)
 
+# A scale and its reciprocal are float32 values.
+_SCALES = Window(-126, 126)
 _COUNTS = ("zeros", "infs", "nans")
 
 
@@ -189,7 +191,8 @@ class Exponents:
         first = self._first_kept(tolerance)
         if first is None:
             return None
-        return Window(flush_exponent(named(form)) - first, highest_power(named(form), self.largest))
+        found = named(form)
+        return Window(flush_exponent(found) - first, highest_power(found, self.largest)) & _SCALES
 
     def _first_kept(self, tolerance: float) -> int | None:
         """Returns the largest exponent below which there is no more than may be lost."""

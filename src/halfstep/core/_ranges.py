@@ -218,8 +218,8 @@ class Ranges:
     def power(self) -> int | None:
         """The exponent of the scale to choose: the middle of where the most modules lose nothing.
 
-        It is 0, which is no scale, where that is far from both ends; None where no gradient is
-        anything but zero.
+        It is 0, which is no scale, where that is far from both ends; None where no scale fits any
+        module, or no gradient is anything but zero.
         """
         windows = [each for each in map(self._window_of, self.modules) if each]
         if not windows:
@@ -249,7 +249,8 @@ class Ranges:
         window = self._window_of(module)
         forward = [row for row in self.rows if row.module == module and row.role in FORWARD]
         overflows = any(row.reference.overflowed(self.form) for row in forward)
-        return not overflows and (window is None or self.power is None or self.power in window)
+        fits = window is None or (self.power is not None and self.power in window)
+        return fits and not overflows
 
     def _window_of(self, module: str) -> Window | None:
         return self.window(module=module)

@@ -17,7 +17,7 @@ _LOST_UPDATES = 0.01
 
 def text(ranges: "Ranges") -> str:
     """Returns a table of the modules, and what to write."""
-    if ranges.power is None:
+    if not ranges.gradients().numbers:
         return _NOTHING
     outside = set(ranges.outside)
     shown = ranges.modules[:_SHOWN]
@@ -63,7 +63,6 @@ def span(exponents: Exponents) -> str:
 
 def _summary(ranges: "Ranges") -> list[str]:
     power = ranges.power
-    assert power is not None
     lost = f"{ranges.form} loses {ranges.lost():.2%} of the gradients without a scale"
     if power:
         lost += f", {ranges.lost(power):.2%} at 2^{power}"
