@@ -222,3 +222,22 @@ def test_what_cannot_be_watched_is_refused():
         watch(model)
     with pytest.raises(UsageError, match=r"a torch\.nn\.Module, got str"):
         watch("model")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_nothing_waits_for_the_device():
+    case, model = CASES["mlp"], CASES["mlp"].model().cuda()
+    batch = [each.cuda() for each in case.batch()]
+    seen = watch(model, every=2)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            case.loss(model, batch).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert calls(seen) == [1, 2, 4]
+    weight = model[0].weight.detach().cpu().numpy()
+    bias = model[0].bias.detach().cpu().numpy()
+    found = seen.samples[-1].find("0", "weight").exponents
+    assert found == Exponents.of(weight) + Exponents.of(bias)

@@ -11,11 +11,11 @@ from halfstep.core._exponents import LOW_FORMATS as LOW_FORMATS
 from halfstep.core._exponents import Exponents as Exponents
 from halfstep.core._formats import FORMATS as FORMATS
 from halfstep.core._formats import Format as Format
+from halfstep.core._moments import Moment as Moment
 from halfstep.core._override import override_policy as override_policy
 from halfstep.core._override import overriding_policy as overriding_policy
 from halfstep.core._patches import replace as replace
 from halfstep.core._policy import Policy as Policy
-from halfstep.core._ranges import Moment as Moment
 from halfstep.core._ranges import Range as Range
 from halfstep.core._ranges import Ranges as Ranges
 from halfstep.core._rule import ACTIONS as ACTIONS

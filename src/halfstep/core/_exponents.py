@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from halfstep.core import _fields
 from halfstep.core._formats import FORMATS, Format
 from halfstep.core._limits import exponent, flush_exponent, highest_power, named
@@ -67,6 +65,8 @@ class Exponents:
             >>> Exponents.of([0.0, 1.0, 1.5, -8.0])
             Exponents(counts=((0, 2), (3, 1)), zeros=1, infs=0, nans=0, largest=8.0)
         """
+        import numpy as np  # the core is imported without it
+
         array = np.abs(np.asarray(values, dtype=np.float32)).ravel()
         finite = array[np.isfinite(array)].astype(np.float64)
         numbers = finite[finite > 0]
@@ -81,27 +81,52 @@ class Exponents:
 
     @property
     def numbers(self) -> int:
-        """How many values are finite and not zero."""
+        """How many values are finite and not zero.
+
+        Example:
+            >>> Exponents.of([0.0, 1.0, 3.0]).numbers
+            2
+        """
         return sum(count for _, count in self.counts)
 
     @property
     def total(self) -> int:
-        """How many values there are."""
+        """How many values there are.
+
+        Example:
+            >>> Exponents.of([0.0, 1.0, 3.0]).total
+            3
+        """
         return self.numbers + self.zeros + self.infs + self.nans
 
     @property
     def lowest(self) -> int | None:
-        """The smallest exponent, None where every value is zero, infinite or not a number."""
+        """The smallest exponent, None where every value is zero, infinite or not a number.
+
+        Example:
+            >>> Exponents.of([0.0, 1.0, 3.0]).lowest
+            0
+        """
         return self.counts[0][0] if self.counts else None
 
     @property
     def highest(self) -> int | None:
-        """The largest exponent, None where there is none."""
+        """The largest exponent, None where there is none.
+
+        Example:
+            >>> Exponents.of([0.0, 1.0, 3.0]).highest
+            1
+        """
         return self.counts[-1][0] if self.counts else None
 
     @property
     def zero(self) -> float:
-        """The fraction of all values that are zero."""
+        """The fraction of all values that are zero.
+
+        Example:
+            >>> Exponents.of([0.0, 0.0, 1.0, 3.0]).zero
+            0.5
+        """
         return self.zeros / max(self.total, 1)
 
     def flushed(self, form: Format | str, power: int = 0) -> float:

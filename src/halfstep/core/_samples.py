@@ -31,7 +31,12 @@ class Reading:
 
     @property
     def headroom(self) -> int | None:
-        """How many times the values can double in their format, None where all are zero."""
+        """How many times the values can double in their format, None where all are zero.
+
+        Example:
+            >>> Reading("head", "output", "float16", Exponents.of([1.0])).headroom
+            15
+        """
         window = self.exponents.window(self.form)
         return None if window is None else window.highest
 

@@ -56,11 +56,11 @@ def ranges(
     Example:
         >>> import torch
         >>> model, batch = torch.nn.Linear(4, 2), torch.ones(8, 4)
-        >>> found = ranges(model, batch, lambda model, batch: model(batch).mean() * 2.0**-22)
+        >>> found = ranges(model, batch, lambda model, batch: model(batch).mean() * 2.0**-28)
         >>> found.lost(), found.lost(found.power)
         (1.0, 0.0)
         >>> print(found.window())
-        2^1 to 2^39
+        2^7 to 2^44
     """
     _check(optimizer)
     wide = _seen(prepared_twin(model, "float32"), batch, loss_fn)
