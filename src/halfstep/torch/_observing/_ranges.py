@@ -101,10 +101,13 @@ class _Seen(NamedTuple):
 def _seen(copies: Twin, batch: Any, loss_fn: LossFn) -> _Seen:
     model, tally, sizes = copies[0], Tally[int](), list[Tensor]()
 
+    def entered(gradient: Tensor | None) -> None:
+        sizes.extend([] if gradient is None else [gradient.detach().abs().sum()])
+
     def enter(_module: nn.Module, _args: Any, output: Any) -> None:
         for tensor in tensors_in(output):
             if tensor.requires_grad:
-                tensor.register_hook(lambda gradient: sizes.append(gradient.abs().sum().detach()))
+                tensor.register_hook(entered)
 
     with Observer(model, tally) as observer:
         handle = model.register_forward_hook(enter)

@@ -171,8 +171,9 @@ class Observer:
                 if tensor.requires_grad:
                     tensor.register_hook(hook)
 
-    def _see_gradient(self, role: Role, gradient: Tensor) -> None:
-        if not self._modules:
+    def _see_gradient(self, role: Role, gradient: Tensor | None) -> None:
+        # There is none for what comes with an output and does not go into the loss.
+        if not self._modules or gradient is None:
             return
         self.backward = True
         self.seen.add(role, [gradient])
