@@ -39,10 +39,12 @@ NAMES = {
         "Policy",
         "Range",
         "Ranges",
+        "Reading",
         "Report",
         "Rule",
         "Rules",
         "SEVERITIES",
+        "Sample",
         "ScaleState",
         "SkippedStepsWarning",
         "Step",
@@ -183,6 +185,7 @@ NAMES = {
         "StepRecord",
         "UnmatchedRuleWarning",
         "UnusedRegionWarning",
+        "Watch",
         "accumulate",
         "autocast",
         "custom_bwd",
@@ -199,6 +202,7 @@ NAMES = {
         "save",
         "saved_bytes",
         "set_global_policy",
+        "watch",
     ],
 }
 

@@ -46,6 +46,23 @@ def test_tied_weights_are_those_of_the_module_that_comes_first():
     assert weights == ["0"]
 
 
+def test_outputs_without_a_gradient_and_sparse_gradients():
+    model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.LSTM(4, 4, batch_first=True))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.tensor([[1, 2, 2]])
+    for policy in (None, "mixed_float16"):
+        found = ranges(
+            model,
+            batch,
+            lambda model, batch: model(batch)[0].square().sum(),
+            policy=policy,
+            optimizer=optimizer,
+        )
+        assert role(found, "0", "grad_weight").reference.total == 12
+        assert role(found, "1", "grad_output").reference.total == 12
+        assert dict(found.updates)["0.weight"] == 0.0
+
+
 class Recomputing(nn.Module):
     def __init__(self, *, reentrant):
         super().__init__()

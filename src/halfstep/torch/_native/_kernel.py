@@ -66,6 +66,19 @@ class Kernel:
         found = dict(zip(places, sums, strict=True))
         return [found[place] for place in range(len(places))]
 
+    def exponents(self, numbers: Tensor, row: Tensor) -> None:
+        """Adds contiguous numbers to a row of counts by exponent, in one thread."""
+        kind = _EXPONENTS[numbers.dtype]
+        self.library.halfstep_exponents(numbers.data_ptr(), numbers.numel(), row.data_ptr(), kind)
+
+
+_EXPONENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+def counts_exponents_of(numbers: Tensor) -> bool:
+    """Returns whether `exponents` knows the format of numbers on the CPU."""
+    return numbers.dtype in _EXPONENTS
+
 
 def takes(low: Tensor, remainder: Tensor, wide: Tensor) -> bool:
     """Returns whether these are plain tensors on the CPU that lie in memory alike."""
@@ -88,11 +101,14 @@ def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
     return plain and tensor.is_cpu and tensor.layout is torch.strided
 
 
+def kernel_at_hand(count: int) -> Kernel | None:
+    """Returns the kernel, which is built for the first many elements, for work of one thread."""
+    return None if count < LARGE and not kernel.cache_info().currsize else kernel()
+
+
 def kernel_for(count: int) -> Kernel | None:
     """Returns the kernel if it is faster for so many elements; it is built for the first many."""
-    if count < LARGE and not kernel.cache_info().currsize:
-        return None
-    found = kernel()
+    found = kernel_at_hand(count)
     return found if found and found.is_worthwhile(count) else None
 
 
@@ -112,4 +128,6 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
         function.argtypes, function.restype = [*[pointer] * 4, *sizes], None
     squares = library.halfstep_squares
     squares.argtypes, squares.restype = [pointer, pointer, *sizes, pointer, ctypes.c_int], None
+    exponents = library.halfstep_exponents
+    exponents.argtypes, exponents.restype = [pointer, sizes[0], pointer, ctypes.c_int], None
     return library

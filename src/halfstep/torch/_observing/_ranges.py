@@ -14,7 +14,7 @@ from halfstep.torch._lost import lost_updates
 from halfstep.torch._masters._kept import master_of
 from halfstep.torch._observing._exponents import Tally
 from halfstep.torch._observing._families import families_of
-from halfstep.torch._observing._counting import ROLES, Observer, Role, named_modules
+from halfstep.torch._observing._passing import ROLES, Observer, Role, named_modules
 from halfstep.torch._observing._twins import LossFn, Twin, prepared_twin, run_step, twin
 from halfstep.torch._regions._attach import checked_policy
 from halfstep.torch._regions._forward import forward_of
@@ -56,11 +56,11 @@ def ranges(
     Example:
         >>> import torch
         >>> model, batch = torch.nn.Linear(4, 2), torch.ones(8, 4)
-        >>> found = ranges(model, batch, lambda model, batch: model(batch).mean() * 2.0**-22)
+        >>> found = ranges(model, batch, lambda model, batch: model(batch).mean() * 2.0**-28)
         >>> found.lost(), found.lost(found.power)
         (1.0, 0.0)
         >>> print(found.window())
-        2^1 to 2^39
+        2^7 to 2^44
     """
     _check(optimizer)
     wide = _seen(prepared_twin(model, "float32"), batch, loss_fn)
@@ -99,18 +99,21 @@ class _Seen(NamedTuple):
 
 
 def _seen(copies: Twin, batch: Any, loss_fn: LossFn) -> _Seen:
-    model, tally, sizes = copies[0], Tally[Role](), list[Tensor]()
+    model, tally, sizes = copies[0], Tally[int](), list[Tensor]()
+
+    def entered(gradient: Tensor | None) -> None:
+        sizes.extend([] if gradient is None else [gradient.detach().abs().sum()])
 
     def enter(_module: nn.Module, _args: Any, output: Any) -> None:
         for tensor in tensors_in(output):
             if tensor.requires_grad:
-                tensor.register_hook(lambda gradient: sizes.append(gradient.abs().sum().detach()))
+                tensor.register_hook(entered)
 
     with Observer(model, tally) as observer:
         handle = model.register_forward_hook(enter)
         run_step(model, batch, loss_fn)
         handle.remove()
-    return _Seen(tally.read(), observer.formats, sum(float(each) for each in sizes))
+    return _Seen(observer.seen.read(), observer.seen.formats, sum(float(each) for each in sizes))
 
 
 def _rows(model: nn.Module, wide: _Seen, here: _Seen) -> Iterator[Range]:
