@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from halfstep.cli import main
-from halfstep.core import Report
+from halfstep.core import Policy, Report, Rules
 from tests.launch.scripts import TRAINING, write
 
 MODEL = """
@@ -163,6 +163,31 @@ def test_an_overflow_that_a_later_operation_hides(capsys):
     assert "train.py, line" not in out
     assert "train.py:" in out.partition("first fault")[2]
     assert "with_rule(" in out
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("with_torch")
+def test_a_fault_outside_of_the_model_is_told_with_its_line(capsys):
+    text = MODEL.replace("FACTOR", "1.0").replace("model(inputs) * SMALL", "model(inputs) / 0.0")
+    with open("train.py", "w") as file:
+        file.write(text)
+    assert doctor("train.py", "--steps", "3", "--", "100") == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "was made outside of every model, before" in out
+    assert f"train.py:{text[: text.index('cross_entropy')].count(chr(10)) + 1}:" in out
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("with_torch")
+def test_with_its_remedy_the_script_trains(capsys):
+    path = script(factor=3e5)
+    assert doctor(path, "--steps", "3", "--json", "a.json", "--", "100") == 1
+    with open("a.json") as file:
+        remedy = Report.from_dict(json.load(file)).findings[0].remedy
+    chosen = []
+    exec(remedy, {"Policy": Policy, "Rules": Rules, "set_global_policy": chosen.append})
+    assert doctor(path, "--steps", "12", "--policy", str(chosen[0]), "--", "100") == 0
+    assert "12 steps, none skipped" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -140,6 +140,7 @@ def test_a_loss_that_is_not_finite_is_looked_at_before_the_way_back(loss):
     assert looking.asked == ["start", ("faults", 1.0)]
     (message,) = run.of("look")
     assert message["outside"]
+    assert ":" in message["line"]
     run.step(skipped=True)
     assert len([each for each in looking.asked if each[0] == "faults"]) == 1
 

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import pytest
@@ -76,9 +77,10 @@ def test_many_skips_without_a_cause_are_a_warning():
 
 def test_what_is_made_outside_of_every_model():
     broken = (*FINE[:-1], Step(40, math.nan, 8.0))
-    report = found(trained(steps=broken), look(40, outside=True))
-    (error, note) = report.findings
-    assert error.text.startswith("At step 40, what is not finite was made outside of every model")
+    seen = dataclasses.replace(look(40, outside=True), line="train.py:7")
+    (error, note) = found(trained(steps=broken), seen).findings
+    text = "At step 40, what is not finite was made outside of every model, before train.py:7: "
+    assert error.text.startswith(text)
     assert (note.severity, note.text) == ("note", "1 of 40 losses is not finite.")
 
 

@@ -76,7 +76,7 @@ class Examiner:
         (loss,) = self._probe.floats([self._probe.snapshot(value)])
         self._losses.append(loss)
         if not math.isfinite(loss):
-            self._look_for_faults(self._number + 1, outside=True)
+            self._look_for_faults(self._number + 1, line=_line_of_script())
 
     def _on_step(self, record: Any) -> None:
         self._records.append(record)
@@ -130,15 +130,15 @@ class Examiner:
             found = {"ranges": seen.ranges, "power": seen.power, "casts": seen.casts}
             self._tell(number, diagnosis=diagnosis, **found)
 
-    def _look_for_faults(self, number: int, *, outside: bool = False) -> None:
+    def _look_for_faults(self, number: int, *, line: str = "") -> None:
         if self._looked or self._faults == _MOST_FAULTS or not self._can_look:
             return
         self._faults, self._looked = self._faults + 1, True
 
         def look(number: int) -> None:
             found: Diagnosis = self._looking.faults(self._scale)
-            beyond = not found and (outside or self._looking.entered_broken)
-            self._tell(number, failed=True, outside=beyond, diagnosis=found)
+            outside = not found and bool(line or self._looking.entered_broken)
+            self._tell(number, failed=True, outside=outside, line=line, diagnosis=found)
 
         self._attempt(number, look)
 
@@ -151,10 +151,16 @@ class Examiner:
             self._send({"kind": "unseen", "step": number, "why": why})
 
     def _tell(
-        self, number: int, *, failed: bool = False, outside: bool = False, **found: Any
+        self,
+        number: int,
+        *,
+        failed: bool = False,
+        outside: bool = False,
+        line: str = "",
+        **found: Any,
     ) -> None:
         report = Report(script="", policy="", sampled=(number,), **found)
-        message = {"kind": "look", "failed": failed, "outside": outside}
+        message = {"kind": "look", "failed": failed, "outside": outside, "line": line}
         self._send({**message, "report": report.to_dict()})
 
     def _end_step(self) -> None:
@@ -169,6 +175,14 @@ class Examiner:
             report = Report(script="", policy="", steps=tuple(self._pending))
             self._send({"kind": "steps", "report": report.to_dict()})
         self._pending, self._flushed = [], self._clock()
+
+
+def _line_of_script() -> str:
+    """Returns the line of the script that runs, as "file:line", "" where it is not found."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != "__main__":
+        frame = frame.f_back  # type: ignore[assignment]
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _frameworks() -> list[str]:

@@ -92,10 +92,11 @@ def _fault(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
         severity = "error" if decisive else "warning"
         yield Finding(severity, f"{text} (step {step.step}).", fault.module, fault.remedy)
     elif decisive and decisive.outside:
+        before = f", before {decisive.line}" if decisive.line else ""
         yield Finding(
             "error",
-            f"At step {decisive.step}, what is not finite was made outside of every model: look at "
-            "the code between the output of the model and the loss, such as a log or a division.",
+            f"At step {decisive.step}, what is not finite was made outside of every model{before}: "
+            "look at the code between its output and the loss, such as a log or a division.",
         )
 
 
@@ -132,26 +133,27 @@ def _ranges(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
     report = evidence.report
     if decisive:
         return  # What it made leaves its marks everywhere.
-    lost = report.ranges.lost(report.power)
+    ranges = report.narrow
+    lost = ranges.lost(report.power)
     if lost > _MANY_LOST:
         told = report.diagnosis.first is not None and report.diagnosis.first.remedy
-        remedy = "" if told else _scale(report.ranges, in_region=bool(evidence.run.regions))
-        text = f"{share_text(lost)} of the gradients become 0 in {report.ranges.form}"
+        remedy = "" if told else _scale(ranges, in_region=bool(evidence.run.regions))
+        text = f"{share_text(lost)} of the gradients become 0 in {ranges.form}"
         yield Finding("warning", f"{text} at the scale in force, 2^{report.power}.", "", remedy)
-    narrow = [name for name in report.ranges.outside if _suffers(report, name)]
-    for name in narrow[:_SHOWN_MODULES]:
-        text = f"Its values need more range than {report.ranges.form} has, at any scale."
-        yield Finding("warning", text, name, _rule(report.ranges, name))
-    if narrow[_SHOWN_MODULES:]:
-        text = f"So do those of {len(narrow) - _SHOWN_MODULES} more modules."
+    suffering = [name for name in ranges.outside if _suffers(ranges, report.power, name)]
+    for name in suffering[:_SHOWN_MODULES]:
+        text = f"Its values need more range than {ranges.form} has, at any scale."
+        yield Finding("warning", text, name, _rule(ranges, name))
+    if suffering[_SHOWN_MODULES:]:
+        text = f"So do those of {len(suffering) - _SHOWN_MODULES} more modules."
         yield Finding("warning", text, "", 'policy="mixed_bfloat16"')
 
 
-def _suffers(report: Report, module: str) -> bool:
+def _suffers(ranges: Ranges, power: int, module: str) -> bool:
     """Returns whether a module that no scale suits loses many gradients, or overflows."""
-    forward = [it for it in report.ranges.rows if it.module == module and it.role in FORWARD]
-    overflows = any(row.reference.overflowed(report.ranges.form) for row in forward)
-    return overflows or report.ranges.lost(report.power, module=module) > _MANY_LOST
+    forward = [row for row in ranges.rows if row.module == module and row.role in FORWARD]
+    overflows = any(row.reference.overflowed(ranges.form) for row in forward)
+    return overflows or ranges.lost(power, module=module) > _MANY_LOST
 
 
 def _scale(ranges: Ranges, *, in_region: bool) -> str:

@@ -16,11 +16,13 @@ class Look:
         report: What was seen, in a step that it names.
         failed: Whether it was looked at because it was skipped or its loss was not finite.
         outside: Whether what is not finite came from outside of every model.
+        line: Where the backward pass began, as "file:line"; empty where it is not known.
     """
 
     report: Report
     failed: bool
     outside: bool
+    line: str = ""
 
     @property
     def step(self) -> int:
@@ -131,8 +133,8 @@ class Heard:
     def _add_steps(self, report: dict[str, Any]) -> None:
         self._steps += Report.from_dict(report).steps
 
-    def _add_look(self, report: dict[str, Any], failed: bool, outside: bool) -> None:
-        self._looks.append(Look(Report.from_dict(report), failed, outside))
+    def _add_look(self, report: dict[str, Any], **values: Any) -> None:
+        self._looks.append(Look(Report.from_dict(report), **values))
 
     def _add_unseen(self, step: int, why: str) -> None:
         self._unseen.append((step, why))

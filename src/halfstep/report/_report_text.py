@@ -118,7 +118,7 @@ def _losing(report: Report) -> Iterator[RenderableType]:
     def loss(row: Range) -> tuple[int, float]:
         return row.run.infs + row.run.nans, report.lost(row)
 
-    worth = [row for row in report.ranges.rows if loss(row) > (0, _WORTH_TELLING)]
+    worth = [row for row in report.narrow.rows if loss(row) > (0, _WORTH_TELLING)]
     losing = sorted(worth, key=loss, reverse=True)
     if losing:
         yield _title(f"numbers that become 0 in {report.ranges.form}, or are not finite", losing)
