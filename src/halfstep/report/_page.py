@@ -18,6 +18,7 @@ from halfstep.report._visible import visible
 from halfstep.report._words import headline, outcome
 
 _NEEDED = ("jinja2", "plotly")
+_MOST_SKIPS = 500
 _FOLDER = files("halfstep.report") / "page"
 
 
@@ -105,6 +106,7 @@ def _template() -> Any:
     }
     environment.globals |= {
         "headline": headline,
+        "most": _MOST_SKIPS,
         "outcome": outcome,
         "formats": LOW_FORMATS,
         "by_bytes": _by_bytes,
