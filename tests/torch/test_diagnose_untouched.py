@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from halfstep import Rules
 from halfstep.core import subscribe
 from halfstep.errors import PolicyError, UsageError
 from halfstep.torch import GradScaler, autocast, diagnose, prepare, set_global_policy
+from halfstep.torch._engine._state import KERNELS
 from halfstep.torch._watch import watch
 from tests.torch import faulty_models as faulty
 from tests.torch.faulty_models import autocasts, inside, mean
@@ -99,6 +101,18 @@ def test_a_scaler_that_a_loss_uses():
     assert scaler.state_dict() == before
 
 
+def test_the_kernels_of_rules_that_were_tried_are_gone():
+    rules = Rules().with_rule("aten::mul", "full", reason="-")
+    model = nn.Sequential(faulty.Norm())
+    before = KERNELS.names()
+    assert (
+        "aten::mul" in diagnose(model, torch.ones(2, 8), mean, policy="mixed_float16").first.remedy
+    )
+    assert KERNELS.names() == before
+    with autocast("cpu", dtype=torch.float16, rules=rules):
+        assert (torch.ones(2).half() * torch.ones(2).half()).dtype is torch.float32
+
+
 def test_nobody_is_told_of_losses():
     model, batch = case()
     events = []
@@ -160,10 +174,15 @@ def test_what_is_refused():
     model, batch = nn.Linear(4, 1), torch.ones(2, 4)
     with pytest.raises(UsageError, match=r"needs a torch.nn.Module, got Tensor"):
         diagnose(batch, batch, mean)
+    with pytest.raises(UsageError, match=r"all of its parameters, got 0.weight"):
+        diagnose(nn.Sequential(nn.LazyLinear(4)), batch, mean)
     with pytest.raises(UsageError, match=r"a loss of one number, got of shape \(2, 1\)"):
         diagnose(model, batch, lambda model, batch: model(batch))
     with pytest.raises(UsageError, match=r"needs a loss_scale above zero, got 0"):
         diagnose(model, batch, mean, loss_scale=0)
+    for context in (autocast("cpu"), torch.autocast("cpu")):
+        with context, pytest.raises(UsageError, match=r"called outside of autocast"):
+            diagnose(model, batch, mean)
     with pytest.raises(PolicyError):
         diagnose(model, batch, mean, policy="mixed_float17")
     prepare(model)

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from halfstep.core import Diagnosis, Fault, Policy, quiet
 from halfstep.errors import UsageError
+from halfstep.torch._engine._state import entered, on_trial
 from halfstep.torch._global import global_policy, is_fit
 from halfstep.torch._observing._formats import Formats
 from halfstep.torch._observing._ran import Ran, Value
@@ -20,6 +22,7 @@ from halfstep.torch._observing._trial import Kinds
 from halfstep.torch._observing._verdict import faults, is_in_float32, underflows
 from halfstep.torch._observing._ways import way_of
 from halfstep.torch._prepare import prepare
+from halfstep.torch._private import autocast_devices
 from halfstep.torch._regions._forward import forward_of
 
 # What a training is told of, which a diagnosis is not.
@@ -50,8 +53,9 @@ def diagnose(
             its own.
 
     Raises:
-        UsageError: The model is no module, or is a region and there is a policy, too; the loss is
-            not one number; the loss scale is not above zero.
+        UsageError: The model is no module, has parameters that are still to be made, or is a region
+            where there is a policy, too; the loss is not one number, or its scale not above zero;
+            autocast is entered around the call.
         PolicyError: The policy cannot be read or followed.
 
     Example:
@@ -64,8 +68,9 @@ def diagnose(
         >>> diagnosis.first.module, diagnosis.first.operation, diagnosis.first.phase
         ('0', 'matmul', 'forward')
     """
+    _refuse_autocast()
     case = Case(_checked_model(model), batch, loss_fn, _checked_scale(loss_scale))
-    with quiet(*_EVENTS), _under(model, policy):
+    with quiet(*_EVENTS), on_trial(), _under(model, policy):
         return _diagnosis(case)
 
 
@@ -148,13 +153,27 @@ def _under(model: nn.Module, policy: Policy | str | None) -> Iterator[None]:
         region.remove()
 
 
+def _refuse_autocast() -> None:
+    if entered() or any(map(torch.is_autocast_enabled, autocast_devices())):
+        raise UsageError(
+            "diagnose needs to be called outside of autocast, which it would not see, and got it "
+            "inside of one. Enter the autocast in loss_fn."
+        )
+
+
 def _checked_model(model: Any) -> nn.Module:
-    if isinstance(model, nn.Module):
-        return model
-    raise UsageError(
-        f"diagnose needs a torch.nn.Module, got {type(model).__name__}."
-        " Write diagnose(model, batch, loss_fn)."
-    )
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"diagnose needs a torch.nn.Module, got {type(model).__name__}."
+            " Write diagnose(model, batch, loss_fn)."
+        )
+    for name, each in model.named_parameters():
+        if is_lazy(each):
+            raise UsageError(
+                f"diagnose needs a model with all of its parameters, got {name} that its module "
+                "is still to make. Call the model once before."
+            )
+    return model
 
 
 def _checked_scale(scale: Any) -> float:

@@ -1,6 +1,7 @@
 """What to write so that a fault is gone; it has been tried."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from halfstep.core import Format, Rule
+from halfstep.torch._engine._paths import UnmatchedRuleWarning
 from halfstep.torch._observing._edges import EDGES
 from halfstep.torch._observing._formats import Formats
 from halfstep.torch._observing._ran import LOW, Key, Ran
@@ -185,7 +187,10 @@ class Remedies:
 def attempted(case: Case) -> Step | None:
     """Returns the step of a case, None where it cannot run so."""
     try:
-        return settled(case)[1]
+        with warnings.catch_warnings():
+            # A rule that is tried may be for a module that is called by itself.
+            warnings.simplefilter("ignore", UnmatchedRuleWarning)
+            return settled(case)[1]
     except Exception:  # a model that casts by hand raises what PyTorch raises for such a mix
         return None
 

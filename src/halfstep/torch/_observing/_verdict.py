@@ -44,9 +44,10 @@ def keys_of(in_float32: Step) -> frozenset[Key]:
 
 def is_in_float32(ran: Ran, in_float32: Step) -> bool:
     """Returns whether a fault is there in float32, too."""
-    if ran.entered or ran.key in keys_of(in_float32):
-        return True
-    return ran.made is None and ran.key in {each.key for each in in_float32.ran if each.bad}
+    bad = {each.key for each in in_float32.ran if each.bad}
+    if ran.entered:
+        return ran.key in bad or not in_float32.ran
+    return ran.key in keys_of(in_float32) or (ran.made is None and ran.key in bad)
 
 
 def _once(found: list[Ran]) -> list[Ran]:
