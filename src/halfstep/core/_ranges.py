@@ -138,7 +138,7 @@ class Ranges:
         return self.gradients(module).flushed(form or self.form, power)
 
     def lost_here(self, module: str) -> float:
-        """Returns the largest fraction, of any role, of its gradients that a module lost in the step.
+        """Returns the largest fraction of its gradients, of any role, that a module lost.
 
         Example:
             >>> Ranges().lost_here("head")
