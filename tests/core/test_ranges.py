@@ -126,6 +126,10 @@ def test_all_of_it_is_plain_data():
     assert json.loads(json.dumps(data)) == data
     assert data["rows"][0]["windows"]["float16"] == {"lowest": -5, "highest": 35}
     assert data["updates"] == {"w": 0.5}
+    (module,) = data["modules"]
+    assert (module["module"], module["window"]) == ("a", {"lowest": -5, "highest": 35})
+    assert [power for power, lost, _ in module["curve"] if lost] == [*range(-24, -5)]
+    assert [power for power, _, over in module["curve"] if over] == [*range(36, 49)]
 
 
 def test_a_sample_tells_formats_apart():

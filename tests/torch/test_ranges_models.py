@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from halfstep import Exponents
 from halfstep.errors import PolicyError, UsageError
-from halfstep.torch import keep_masters, lost_updates, prepare, ranges
+from halfstep.torch import keep_masters, lost_updates, prepare, ranges, set_global_policy
 from halfstep.torch._observing._families import families_of
 from tests.torch.stepping import CASES
 
@@ -107,6 +107,19 @@ def test_the_inside_of_a_region_is_in_its_format(policy):
     forms = {row.form for row in found.rows if row.role in ("output", "grad_output")}
     assert forms == {policy.removeprefix("mixed_")}
     assert role(found, "0", "weight").form == "float32"
+
+
+def test_a_global_policy_is_followed():
+    case = CASES["mlp"]
+    expected = ranges(case.model(), case.batch(), case.loss, policy="mixed_float16")
+    set_global_policy("mixed_float16")
+    try:
+        model = case.model()
+        assert ranges(model, case.batch(), case.loss) == expected
+        case.loss(model, case.batch()).backward()
+        assert ranges(model, case.batch(), case.loss) == expected
+    finally:
+        set_global_policy("float32")
 
 
 def test_bfloat16_needs_no_scale_and_float8_one_for_each_tensor():

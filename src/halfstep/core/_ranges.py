@@ -15,6 +15,8 @@ FORWARD = ("input", "weight", "output")
 BACKWARD = ("grad_output", "grad_input", "grad_weight")
 # How far from both ends of a window no scale is as good as any.
 _MARGIN = 8
+# The scales that a curve is shown over.
+_POWERS = range(-24, 49)
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,15 @@ class Ranges:
             0.0
         """
         return self.gradients(module).flushed(form or self.form, power)
+
+    def lost_here(self, module: str) -> float:
+        """Returns the largest fraction of its gradients, of any role, that a module lost.
+
+        Example:
+            >>> Ranges().lost_here("head")
+            0.0
+        """
+        return max((row.lost for row in self._backward(module)), default=0.0)
 
     def curve(
         self, powers: Iterable[int], *, module: str | None = None, form: str | None = None
@@ -258,10 +269,21 @@ class Ranges:
             "power": self.power,
             "region_scale": self.region_scale,
             "window": window and window.to_dict(),
-            "outside": list(self.outside),
+            "modules": [self._summary(name) for name in self.modules],
             "rows": [row.to_dict() for row in self.rows],
             "updates": dict(self.updates),
             "moments": [each.to_dict() for each in self.moments],
+        }
+
+    def _summary(self, module: str) -> dict[str, Any]:
+        window = self._window_of(module)
+        return {
+            "module": module,
+            "lost": self.lost(module=module),
+            "lost_here": self.lost_here(module),
+            "window": window and window.to_dict(),
+            "outside": not self._fits(module),
+            "curve": [list(point) for point in self.curve(_POWERS, module=module)],
         }
 
     def __str__(self) -> str:

@@ -41,12 +41,10 @@ def aligned(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def _cells(ranges: "Ranges", name: str, outside: bool) -> tuple[str, ...]:
     found, window = ranges.gradients(name), ranges.window(module=name)
-    rows = [row for row in ranges.rows if row.module == name and row.role.startswith("grad_")]
-    here = max((row.lost for row in rows), default=0.0)
     scales = "any" if window is None else str(window)
     at_one = ranges.lost(module=name)
     mark = " !" if outside else ""
-    return (name, span(found), f"{at_one:.2%}", f"{here:.2%}", scales + mark)
+    return (name, span(found), f"{at_one:.2%}", f"{ranges.lost_here(name):.2%}", scales + mark)
 
 
 def span(exponents: Exponents) -> str:

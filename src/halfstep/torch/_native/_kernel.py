@@ -67,17 +67,9 @@ class Kernel:
         return [found[place] for place in range(len(places))]
 
     def exponents(self, numbers: Tensor, row: Tensor) -> None:
-        """Adds contiguous numbers to a row of counts by exponent, in one thread."""
-        kind = _EXPONENTS[numbers.dtype]
-        self.library.halfstep_exponents(numbers.data_ptr(), numbers.numel(), row.data_ptr(), kind)
-
-
-_EXPONENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-
-
-def counts_exponents_of(numbers: Tensor) -> bool:
-    """Returns whether `exponents` knows the format of numbers on the CPU."""
-    return numbers.dtype in _EXPONENTS
+        """Adds contiguous numbers, in bfloat16 or float32, to a row of counts, in one thread."""
+        wide = numbers.dtype is _WIDE
+        self.library.halfstep_exponents(numbers.data_ptr(), numbers.numel(), row.data_ptr(), wide)
 
 
 def takes(low: Tensor, remainder: Tensor, wide: Tensor) -> bool:

@@ -130,14 +130,9 @@ enum { BLOCK = 4096, TABLES = 8, FIELDS = 256, NANS = 256, ZEROS = 257, TINY = 3
 
 static const uint32_t ENDLESS = 0x7f800000u;
 
-/* The bits of the magnitude of a number in float32, which holds those of the shorter formats. */
-static inline uint32_t magnitude(const void *values, int64_t at, int kind) {
-    if (kind == 0) return ((const word *)values)[at] & 0x7fffffffu;
-    uint32_t bits = ((const half *)values)[at] & 0x7fffu;
-    if (kind == 1) return bits << 16;
-    union { float number; uint32_t bits; } tiny = {(float)(int32_t)bits * 0x1p-24f};
-    uint32_t normal = (bits << 13) + (112u << DIGITS);
-    return bits < 0x400u ? tiny.bits : bits < 0x7c00u ? normal : (bits << 13) | ENDLESS;
+/* The bits of the magnitude of a number in float32. */
+static inline uint32_t magnitude(const void *values, int64_t at, int wide) {
+    return wide ? ((const word *)values)[at] & 0x7fffffffu : (((const half *)values)[at] & 0x7fffu) << 16;
 }
 
 /* Numbers often have the exponent of the one before, and adding to a count that was just written
@@ -175,18 +170,16 @@ static inline void count_block(const uint32_t *bits, int64_t count, int64_t *row
     row[LARGEST] = row[LARGEST] > largest ? row[LARGEST] : largest;
 }
 
-static inline void count_kind(const void *values, int64_t count, int64_t *row, int kind) {
+static inline void count_all(const void *values, int64_t count, int64_t *row, int wide) {
     uint32_t bits[BLOCK];
     for (int64_t start = 0; start < count; start += BLOCK) {
         int64_t some = count - start < BLOCK ? count - start : BLOCK;
-        for (int64_t at = 0; at < some; at++) bits[at] = magnitude(values, start + at, kind);
+        for (int64_t at = 0; at < some; at++) bits[at] = magnitude(values, start + at, wide);
         count_block(bits, some, row);
     }
 }
 
-/* The kinds are float32, bfloat16 and float16. */
-void halfstep_exponents(const void *values, int64_t count, int64_t *row, int kind) {
-    if (kind == 0) count_kind(values, count, row, 0);
-    else if (kind == 1) count_kind(values, count, row, 1);
-    else count_kind(values, count, row, 2);
+void halfstep_exponents(const void *values, int64_t count, int64_t *row, int wide) {
+    if (wide) count_all(values, count, row, 1);
+    else count_all(values, count, row, 0);
 }

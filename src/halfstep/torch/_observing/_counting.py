@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from halfstep.core import Exponents
-from halfstep.torch._native._kernel import counts_exponents_of, kernel_at_hand
+from halfstep.torch._native._kernel import kernel_at_hand
 from halfstep.torch._private import unwrapped
 from halfstep.torch._storages import plain_tensors
 
@@ -75,11 +75,11 @@ def _places(bits: Tensor) -> Tensor:
 
 def _count_here(numbers: Tensor, row: Tensor) -> None:
     """Adds numbers in the way that is fast where looking at a result costs nothing."""
-    found = kernel_at_hand(numbers.numel())
-    if found is not None and counts_exponents_of(numbers):
-        found.exponents(numbers.contiguous(), row)
-        return
     values = (numbers if numbers.dtype in _BITS else numbers.float()).reshape(-1)
+    found = kernel_at_hand(values.numel())
+    if found is not None:
+        found.exponents(values.contiguous(), row)
+        return
     for chunk in values.split(_CHUNK) if values.numel() > _CHUNK else (values,):
         _count_chunk(chunk, row, row.numpy())
 

@@ -10,6 +10,7 @@ from torch.optim import LBFGS, Optimizer
 from halfstep.core import Exponents, Moment, Policy, Range, Ranges
 from halfstep.errors import UsageError
 from halfstep.torch._dtypes import HALF, name_of
+from halfstep.torch._global import global_policy
 from halfstep.torch._lost import lost_updates
 from halfstep.torch._masters._kept import master_of
 from halfstep.torch._observing._exponents import Tally
@@ -64,7 +65,7 @@ def ranges(
     """
     _check(optimizer)
     wide = _seen(prepared_twin(model, "float32"), batch, loss_fn)
-    chosen = None if policy is None else checked_policy(policy)
+    chosen = _in_force(model) if policy is None else checked_policy(policy)
     copies = twin(model, optimizer) if chosen is None else prepared_twin(model, chosen, optimizer)
     here = _seen(copies, batch, loss_fn)
     return Ranges(
@@ -82,6 +83,13 @@ def _check(optimizer: object) -> None:
             f"ranges needs an optimizer that takes one step at a time, got "
             f"{type(optimizer).__name__}. Pass the torch.optim.Optimizer that trains the model."
         )
+
+
+def _in_force(model: nn.Module) -> Policy | None:
+    """Returns the policy that a model is about to be prepared by, None if it stays as it is."""
+    everywhere = global_policy()
+    prepared = any(map(forward_of, model.modules()))
+    return None if prepared or everywhere.compute_dtype == "float32" else everywhere
 
 
 class _Seen(NamedTuple):
