@@ -179,8 +179,8 @@ def test_a_heat_map_of_very_many_modules_names_as_many_as_there_is_room_for(brow
     (tmp_path / "many.html").write_text(page(report), encoding="utf-8")
     browser.open(tmp_path / "many.html")
     labels = browser.wait_for(
-        "const found = [...document.querySelectorAll('#heat .ytick text')].map(it => it.textContent);"
-        "return found.length && found"
+        "const found = [...document.querySelectorAll('#heat .ytick text')];"
+        "return found.length && found.map(it => it.textContent)"
     )
     assert len(labels) == 100
     assert "layers.0" in labels

@@ -130,6 +130,18 @@ def test_a_call_is_made_again_in_the_autocast_that_it_was_in(looking, ours):
     assert seen.power == 10
 
 
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_script_that_is_inside_of_autocast_is_looked_at_from_outside(looking, ours):
+    model, (inputs, targets) = model_of(), batch()
+    around = autocast if ours else torch.autocast
+    with around("cpu", dtype=torch.float16):
+        loss = F.cross_entropy(model(inputs, factor=1e3), targets)
+        assert looking.faults(1.0).first.operation == "multiply"
+        loss.backward()
+        assert looking.ranges(1.0).ranges.modules == ("first", "middle", "norm", "last")
+        assert torch.is_autocast_enabled("cpu")
+
+
 def test_the_gradients_are_those_before_the_loss_was_scaled(looking):
     model, inputs = nn.Linear(8, 2), batch()[0]
     (model(inputs).sum() * 2.0**10).backward()

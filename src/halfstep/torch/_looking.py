@@ -6,8 +6,9 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as with_changes
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +25,11 @@ from halfstep.torch._observing._ranges import ranges
 from halfstep.torch._observing._twins import twin
 from halfstep.torch._observing._untouched import undrawn
 from halfstep.torch._patches import Undo, replace
-from halfstep.torch._private import in_backward, preserved_version
+from halfstep.torch._private import autocast_devices, in_backward, preserved_version
 from halfstep.torch._regions._forward import forward_of
 from halfstep.torch._regions._tree import tensors_in, with_tensors
+
+Found = TypeVar("Found")
 
 _KEPT_CALLS = 8
 _EVENTS = ("backward", "loss", "step", "update", "scale", "region", "metric")
@@ -141,6 +144,9 @@ class Looking:
         Args:
             scale: What the loss was multiplied by; 1.0 for what a region does inside.
         """
+        return _outside(lambda: self._faults(scale))
+
+    def _faults(self, scale: float) -> Diagnosis:
         found = Diagnosis()
         for model, loss_fn in self._models(scale):
             with self._as_before(model):
@@ -155,6 +161,9 @@ class Looking:
         Args:
             scale: What the loss was multiplied by, or the scale of the region.
         """
+        return _outside(lambda: self._seen(scale))
+
+    def _seen(self, scale: float) -> Seen | None:
         found = [(model, self._ranges(model, loss_fn)) for model, loss_fn in self._models(scale)]
         if not found:
             return None
@@ -230,7 +239,7 @@ class Looking:
         if _is_of_keras(kind) or not any(it.requires_grad for it in module.parameters()):
             return original(module, *args, **kwargs)
         buffers = [(each, each.clone()) for each in module.buffers()]
-        call = _Call(module, _copied((args, kwargs)), buffers, _around(), [])
+        call = _Call(module, _copied((args, kwargs)), buffers, _around(module), [])
         with self._unseen():
             output = original(module, *args, **kwargs)
         self._keep(call, tensors_in(output))
@@ -267,9 +276,9 @@ def _copied(given: Any) -> Any:
     return with_tensors(given, copies)
 
 
-def _around() -> tuple[Settings, ...]:
-    """Returns the autocasts that are on; those without rules of ours are PyTorch's own."""
-    devices = ["cpu", *(["cuda"] if torch.cuda.is_initialized() else [])]
+def _around(model: nn.Module) -> tuple[Settings, ...]:
+    """Returns the autocasts that a model is in; those without rules of ours are PyTorch's own."""
+    devices = dict.fromkeys(each.device.type for each in model.parameters())
     rules = {each.device_type: each.table.rules_text for each in reversed(_state.actives())}
     found = tuple(
         Settings(each, torch.get_autocast_dtype(each), True, False, rules.get(each, ""))
@@ -285,6 +294,14 @@ def _inside(settings: Settings) -> contextlib.AbstractContextManager[Any]:
     if settings.enabled and not settings.rules:
         return torch.autocast(settings.device_type, dtype=settings.dtype)
     return Inside(settings)
+
+
+def _outside(look: Callable[[], Found]) -> Found:
+    """Looks outside of any autocast that the script is in: a thread of its own is in none."""
+    if not (_state.entered() or any(map(torch.is_autocast_enabled, autocast_devices()))):
+        return look()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(look).result()
 
 
 def _loss_of(calls: list[_Call], scale: float) -> Callable[..., Tensor]:
