@@ -201,3 +201,12 @@ def test_a_dynamic_scale_backs_off_before_anything_is_called_a_fault():
     assert named(diagnose(model, torch.ones(2, 8), mean, policy="mixed_float16")) is None
     fixed = "mixed_float16, scale=static(65536.0)"
     assert named(diagnose(model, torch.ones(2, 8), mean, policy=fixed))[2] == "backward"
+
+
+def test_a_dynamic_scale_grows_back_as_far_as_it_can():
+    model = nn.Sequential(faulty.Steep())
+    scale = diagnose(model, torch.ones(2, 8), mean, policy="mixed_float16").loss_scale
+    fine = f"mixed_float16, scale=static({scale})"
+    twice = f"mixed_float16, scale=static({2 * scale})"
+    assert not diagnose(model, torch.ones(2, 8), mean, policy=fine)
+    assert diagnose(model, torch.ones(2, 8), mean, policy=twice).first.phase == "backward"

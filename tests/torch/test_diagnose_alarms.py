@@ -25,6 +25,22 @@ def test_all_is_well(name, way):
     assert str(diagnosis).startswith("no inf and no NaN")
 
 
+@pytest.mark.parametrize("way", ["ours", "native"])
+def test_a_gradient_that_cancels_out(way):
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.shift = nn.Linear(8, 8), nn.Parameter(torch.zeros(()))
+
+        def forward(self, x):
+            odds = (self.layer(x) + self.shift).softmax(-1)
+            return odds * torch.arange(8.0) * 1e-2
+
+    for _ in range(20):
+        model, batch = nn.Sequential(Shifted()), torch.randn(2, 8)
+        assert not diagnose(model, batch, inside(autocasts[way]))
+
+
 def test_what_a_batch_leaves_out():
     batch = torch.tensor([1.0, float("nan"), 3.0, float("inf")])
 

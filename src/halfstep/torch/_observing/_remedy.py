@@ -121,7 +121,7 @@ class Remedies:
 
     def _lower_scale(self, ran: Ran) -> str:
         """Returns the largest loss scale, of some, at which nothing overflows on the way back."""
-        scale = self._scale_of(self.case)
+        scale = self.scale
         of_loss = ran.place.is_root and ran.key.word == "multiply"
         if (ran.key.phase == "forward" and not of_loss) or scale <= 1.0:
             return ""
@@ -136,6 +136,11 @@ class Remedies:
             return dataclasses.replace(case, loss_scale=case.loss_scale * by)
         return dataclasses.replace(case, factor=case.factor * by)
 
+    @property
+    def scale(self) -> float:
+        """The scale at which the step ran: of the region, or of the loss."""
+        return self._scale_of(self.case)
+
     def _scale_of(self, case: Case) -> float:
         region = self.way.region
         return case.loss_scale if region is None else region.scale * case.factor
@@ -144,22 +149,26 @@ class Remedies:
         return self.way.as_ours() if self.way.native and self._helps(Formats(ours=True)) else ""
 
     def _rules(self, ran: Ran) -> str:
-        """Returns the rules that leave no fault."""
+        edits = self.edits(ran)
+        return self.way.with_rules(edits) if edits else ""
+
+    def edits(self, ran: Ran) -> tuple[Rule, ...]:
+        """Returns the rules that leave no fault, none where no rules do."""
         edits: tuple[Rule, ...] = ()
         step, current = self.step, ran
         while len(edits) < _MOST_RULES:
             rule = rule_for(current, step.ran, self.way)
             if rule is None or rule in edits:
-                return ""
+                return ()
             edits = (*edits, rule)
             tried = self._attempt(formats=Formats(edits=edits))
             if tried is None:
-                return ""
+                return ()
             found = self._left(tried)
             if not found:
-                return self.way.with_rules(edits) if tried.finite else ""
+                return edits if tried.finite else ()
             step, current = tried, found[0]
-        return ""
+        return ()
 
     def _bfloat16(self, ran: Ran | None = None) -> str:
         text = self.way.in_bfloat16()

@@ -111,7 +111,7 @@ def _seen(case: Case, watching: Watching) -> Step:
         with gradients_apart(leaves):
             _backward(loss, watching)
             grads = [each.grad for each in leaves if each.grad is not None]
-            gradients_finite = all(bool(each.isfinite().all()) for each in map(_plain, grads))
+            gradients_finite = _are_finite(grads)
     return Step(tuple(watching.operations()), finite, gradients_finite)
 
 
@@ -125,6 +125,14 @@ def _backward(loss: Tensor, watching: Watching) -> None:
     watching.begin_backward()
     with watching:
         loss.backward()
+
+
+def _are_finite(grads: list[Tensor]) -> bool:
+    """Returns whether all gradients are; waits once for each device."""
+    found: dict[torch.device, list[Tensor]] = {}
+    for each in grads:
+        found.setdefault(each.device, []).append(_plain(each).isfinite().all())
+    return all(bool(torch.stack(group).all()) for group in found.values())
 
 
 def _plain(grad: Tensor) -> Tensor:
