@@ -15,7 +15,7 @@ WORKERS ?= 2
 # Silences a notice about the site generator's future, which is not about this documentation.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: install demo test check format docs bench clean
+.PHONY: install browser demo test check format docs bench clean
 
 install: $(INSTALLED)
 
@@ -23,6 +23,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,keras,report,dev]'
 	touch $@
+
+# Where it cannot be installed, the tests of the report's page are skipped with that reason.
+browser:
+	command -v chromedriver >/dev/null || \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium chromium-driver; }
 
 demo: $(INSTALLED)
 	$(DEMO_ENV) $(BIN)/halfstep compare examples/digits.py --seeds 3
@@ -55,6 +60,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/jax_step.py
 	$(BIN)/python benchmarks/keras_fit.py
+	$(BIN)/python benchmarks/doctor.py
 
 clean:
 	rm -rf $(VENV) site build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

@@ -7,6 +7,8 @@ import numpy
 import pytest
 from hypothesis import settings
 
+from tests.report.browser import BROWSER, DRIVER
+
 settings.register_profile("halfstep", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("halfstep")
 
@@ -27,10 +29,17 @@ def seeds():
         torch.manual_seed(0)
 
 
+HAS_CUDA = HAS_TORCH and torch.cuda.is_available()
+HAS_BROWSER = BROWSER is not None and DRIVER is not None and find_spec("selenium") is not None
+NEEDS = {
+    "gpu": (HAS_CUDA, "needs a CUDA device"),
+    "browser": (HAS_BROWSER, "needs Chromium, chromedriver and selenium"),
+}
+
+
 def pytest_collection_modifyitems(items):
-    """Skips tests marked `gpu` where there is no CUDA device."""
-    if HAS_TORCH and torch.cuda.is_available():
-        return
+    """Skips tests that are marked with what is not there."""
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        for mark, (there, reason) in NEEDS.items():
+            if not there and item.get_closest_marker(mark):
+                item.add_marker(pytest.mark.skip(reason=reason))

@@ -11,6 +11,7 @@ BUILT_IN = {
     "RuleError": ValueError,
     "ScaleError": ValueError,
     "FormatError": ValueError,
+    "ReportError": ValueError,
     "UsageError": ValueError,
     "MissingFileError": FileNotFoundError,
     "MissingKeyError": KeyError,

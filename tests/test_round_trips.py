@@ -1,5 +1,6 @@
 import copy
 import json
+import math
 import pickle
 
 import pytest
@@ -7,9 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import halfstep
-from halfstep import Diagnosis, Fault, Format, LossScale, Policy, Rule, Rules, ScaleState
-from halfstep.core import FORMATS
-from tests.core.strategies import DIAGNOSES, FAULTS, LOSS_SCALES, POLICIES, RULES, RULES_ROWS
+from halfstep import core
+from halfstep.core import FORMATS, ScaleState
+from tests.core.strategies import (
+    DIAGNOSES,
+    EXPONENTS,
+    FAULTS,
+    LOSS_SCALES,
+    POLICIES,
+    REPORTS,
+    RULES,
+    RULES_ROWS,
+)
 
 STATES = st.builds(
     ScaleState,
@@ -18,9 +28,29 @@ STATES = st.builds(
     overflows=st.integers(0, 5),
 )
 VALUES = st.one_of(
-    st.sampled_from(FORMATS), FAULTS, DIAGNOSES, STATES, LOSS_SCALES, RULES_ROWS, RULES, POLICIES
+    st.sampled_from(FORMATS),
+    EXPONENTS,
+    FAULTS,
+    DIAGNOSES,
+    STATES,
+    LOSS_SCALES,
+    RULES_ROWS,
+    RULES,
+    POLICIES,
+    REPORTS,
 )
-PUBLIC_CLASSES = (Diagnosis, Fault, Format, LossScale, Policy, Rule, Rules, ScaleState)
+PUBLIC_CLASSES = (
+    core.Diagnosis,
+    core.Exponents,
+    core.Fault,
+    core.Format,
+    core.LossScale,
+    core.Policy,
+    core.Report,
+    core.Rule,
+    core.Rules,
+    core.ScaleState,
+)
 
 
 def test_every_public_class_takes_part():
@@ -30,7 +60,7 @@ def test_every_public_class_takes_part():
 
 @given(VALUES)
 def test_repr_evaluates_to_an_equal_value(value):
-    assert eval(repr(value), vars(halfstep)) == value
+    assert eval(repr(value), vars(core) | {"inf": math.inf}) == value
 
 
 @given(VALUES)
@@ -48,7 +78,7 @@ def test_text(value):
     assert str(type(value).parse(text)) == text
 
 
-@given(st.one_of(LOSS_SCALES, RULES_ROWS, RULES, POLICIES))
+@given(st.one_of(EXPONENTS, LOSS_SCALES, RULES_ROWS, RULES, POLICIES, REPORTS))
 def test_dict_also_by_way_of_json(value):
     data = value.to_dict()
     assert json.loads(json.dumps(data)) == data

@@ -2,10 +2,12 @@
 
 from halfstep import errors as errors
 from halfstep.core import Diagnosis as Diagnosis
+from halfstep.core import Exponents as Exponents
 from halfstep.core import Fault as Fault
 from halfstep.core import Format as Format
 from halfstep.core import LossScale as LossScale
 from halfstep.core import Policy as Policy
+from halfstep.core import Report as Report
 from halfstep.core import Rule as Rule
 from halfstep.core import Rules as Rules
 from halfstep.core import ScaleState as ScaleState
@@ -15,10 +17,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Diagnosis",
+    "Exponents",
     "Fault",
     "Format",
     "LossScale",
     "Policy",
+    "Report",
     "Rule",
     "Rules",
     "ScaleState",

@@ -16,6 +16,7 @@ __all__ = [
     "NotScalarError",
     "PolicyError",
     "RefusedOperationError",
+    "ReportError",
     "RuleError",
     "ScaleError",
     "ScalerStateError",
@@ -42,6 +43,10 @@ class ScaleError(HalfstepError, ValueError):
 
 class FormatError(HalfstepError, ValueError):
     """A number format that is not known."""
+
+
+class ReportError(HalfstepError, ValueError):
+    """A report of a training that cannot be read."""
 
 
 class UsageError(HalfstepError, ValueError):

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.run.scripts import hide_frameworks
+from tests.launch.scripts import hide_frameworks
 
 
 @pytest.fixture

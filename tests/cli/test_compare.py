@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from halfstep.cli import main
-from halfstep.run import RunResult
-from tests.run.scripts import TRAINING, write
+from halfstep.launch import RunResult
+from tests.launch.scripts import TRAINING, write
 
 
 @pytest.fixture(autouse=True)

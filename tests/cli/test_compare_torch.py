@@ -5,8 +5,8 @@ import json
 import pytest
 
 from halfstep.cli import main
-from halfstep.run import RunResult
-from tests.run.scripts import write
+from halfstep.launch import RunResult
+from tests.launch.scripts import write
 
 pytest.importorskip("torch")
 

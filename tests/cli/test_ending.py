@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from halfstep.cli._ending import show_ending
-from halfstep.run import RunResult, Skip, why_untrained
+from halfstep.launch import RunResult, Skip, why_untrained
 
 VERSIONS = (("python", "3.11"), ("torch", "2.13"))
 RUN = {

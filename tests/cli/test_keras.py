@@ -6,9 +6,9 @@ from importlib.util import find_spec
 import pytest
 
 from halfstep.cli import main
-from halfstep.run import RunResult
+from halfstep.launch import RunResult
 from tests.cli.test_run import PLAIN, finished, result, run
-from tests.run.scripts import write
+from tests.launch.scripts import write
 
 pytestmark = [
     pytest.mark.slow,

@@ -6,7 +6,7 @@ import pytest
 
 from halfstep.cli import main
 from halfstep.report import UNKNOWN
-from tests.run.scripts import write
+from tests.launch.scripts import write
 
 pytest.importorskip("torch")
 

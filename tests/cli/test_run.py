@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from halfstep.run import RunResult
-from tests.run.scripts import hide_frameworks, write
+from halfstep.launch import RunResult
+from tests.launch.scripts import hide_frameworks, write
 
 PLAIN = [sys.executable]
 OURS = [sys.executable, "-m", "halfstep", "run"]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from halfstep.cli import main
-from halfstep.run import RunResult
+from halfstep.launch import RunResult
 
 pytest.importorskip("torch")
 

@@ -8,12 +8,21 @@ from halfstep.core import (
     ACTIONS,
     FAMILIES,
     FORMATS,
+    SEVERITIES,
+    Cast,
     Diagnosis,
+    Exponents,
     Fault,
+    Finding,
     LossScale,
+    Moment,
     Policy,
+    Range,
+    Ranges,
+    Report,
     Rule,
     Rules,
+    Step,
 )
 from halfstep.core._formats import COMPUTE_DTYPES
 
@@ -94,3 +103,65 @@ FAULTS = st.builds(
     source=st.text(max_size=8),
 )
 DIAGNOSES = st.builds(Diagnosis, st.lists(FAULTS, max_size=2).map(tuple))
+
+
+EXPONENTS = st.lists(st.floats(width=32), max_size=30).map(Exponents.of)
+COUNTS = st.integers(0, 10**12)
+FORMAT_NAMES = st.sampled_from([entry.name for entry in FORMATS])
+KINDS = st.sampled_from(["inf", "nan", "inf and nan", "unknown"])
+REPORTED_STEPS = st.builds(
+    Step,
+    number=st.integers(1, 10**9),
+    loss=st.none() | st.floats(allow_nan=False),
+    scale=st.none() | st.floats(2.0**-126, 2.0**127),
+    skipped=st.booleans(),
+    reason=st.text(max_size=8),
+    nonfinite=st.lists(st.tuples(st.text(max_size=8), KINDS), max_size=2).map(tuple),
+)
+RANGES = st.builds(
+    Ranges,
+    rows=st.lists(
+        st.builds(
+            Range,
+            module=st.text(max_size=8),
+            role=st.sampled_from(["output", "weight", "grad_weight"]),
+            reference=EXPONENTS,
+            run=EXPONENTS,
+            form=FORMAT_NAMES,
+            families=st.lists(st.text(max_size=4), max_size=2).map(tuple),
+        ),
+        max_size=2,
+    ).map(tuple),
+    form=FORMAT_NAMES,
+    entering=st.floats(0.0, 1e30),
+    updates=st.lists(st.tuples(st.text(max_size=4), st.floats(0, 1)), max_size=2).map(tuple),
+    moments=st.lists(
+        st.builds(Moment, st.text(max_size=4), FORMAT_NAMES, st.floats(0, 1), EXPONENTS), max_size=1
+    ).map(tuple),
+)
+CASTS = st.builds(
+    Cast, st.text(max_size=8), st.text(max_size=8), COUNTS, FORMAT_NAMES, FORMAT_NAMES, COUNTS
+)
+FINDINGS = st.builds(
+    Finding,
+    severity=st.sampled_from(SEVERITIES),
+    text=st.text(max_size=8),
+    module=st.text(max_size=8),
+    remedy=st.text(max_size=8),
+)
+REPORTS = st.builds(
+    Report,
+    script=st.text(max_size=8),
+    policy=st.text(max_size=8),
+    versions=st.lists(st.tuples(st.text(max_size=4), st.text(max_size=4)), max_size=2).map(tuple),
+    device=st.text(max_size=8),
+    date=st.text(max_size=8),
+    steps=st.lists(REPORTED_STEPS, max_size=2).map(tuple),
+    sampled=st.lists(st.integers(1, 9), max_size=2).map(tuple),
+    diagnosis=DIAGNOSES,
+    ranges=RANGES,
+    power=st.integers(-30, 30),
+    casts=st.lists(CASTS, max_size=2).map(tuple),
+    findings=st.lists(FINDINGS, max_size=2).map(tuple),
+    error=st.text(max_size=8),
+)

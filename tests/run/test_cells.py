@@ -1,6 +1,7 @@
 from dataclasses import replace
 
-from halfstep.run import MetricValue, RunResult, Skip, summarise, table_rows
+from halfstep.launch import MetricValue, RunResult, Skip
+from halfstep.run import summarise, table_rows
 from halfstep.run._cells import _OWN_ROWS
 
 RUNS = [

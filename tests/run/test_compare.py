@@ -5,7 +5,7 @@ import pytest
 
 from halfstep.errors import PolicyError, UsageError
 from halfstep.run import DEFAULT_POLICIES, Comparison, run_all, summarise
-from tests.run.scripts import TRAINING, write
+from tests.launch.scripts import TRAINING, write
 
 
 class Watcher:

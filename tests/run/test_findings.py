@@ -1,7 +1,7 @@
 import pytest
 
 from halfstep.errors import UsageError
-from halfstep.run import RunResult
+from halfstep.launch import RunResult
 from halfstep.run._findings import ModelFindings, ScriptFindings
 
 TRAINED = {

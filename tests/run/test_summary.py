@@ -1,4 +1,5 @@
-from halfstep.run import MetricValue, RunResult, summarise
+from halfstep.launch import MetricValue, RunResult
+from halfstep.run import summarise
 from halfstep.run._summary import mean, spread
 
 TRAINED = {"steps": 10, "losses": (2.0, 1.0), "step_seconds": (0.5, 0.5)}

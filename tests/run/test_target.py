@@ -4,7 +4,7 @@ import pytest
 
 from halfstep.errors import UsageError
 from halfstep.run import Target
-from tests.run.scripts import write
+from tests.launch.scripts import write
 
 
 @pytest.fixture

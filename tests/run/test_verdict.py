@@ -3,7 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from halfstep.run import MetricValue, RunResult, Skip, Summary, verdict
+from halfstep.launch import MetricValue, RunResult, Skip
+from halfstep.run import Summary, verdict
 
 
 def summary(policy, losses=(1.0,), *, speed=10.0, saved=100, skipped=0, accuracy=(), **fields):

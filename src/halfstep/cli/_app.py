@@ -10,6 +10,7 @@ import typer
 
 from halfstep import __version__
 from halfstep.cli._compare import INTERRUPTED, compare
+from halfstep.cli._doctor import doctor
 from halfstep.cli._memory import memory
 from halfstep.cli._rules import rules
 from halfstep.cli._run import SETTINGS, run
@@ -20,6 +21,7 @@ _USAGE = 2
 _ParserError: type[Exception] = typer.BadParameter.__bases__[0]
 _OWN_OPTIONS = {
     "compare": "The script's own options go after --: halfstep compare SCRIPT -- ...",
+    "doctor": "The script's own options go after --: halfstep doctor SCRIPT -- ...",
     "memory": "The script's own options go after --: halfstep memory SCRIPT -- ...",
     "run": "The script's own options go after the script: halfstep run SCRIPT ...",
 }
@@ -31,6 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(compare)
+app.command()(doctor)
 app.command()(memory)
 app.command()(rules)
 app.command(context_settings=SETTINGS)(run)

@@ -12,22 +12,17 @@ from rich.text import Text
 
 from halfstep.cli._consoles import output, progress
 from halfstep.core import Policy
-from halfstep.report import FittingTable, Progress
+from halfstep.launch import LIKELY_REASONS, RunResult, why_untrained
+from halfstep.report import FittingTable, Progress, check_writable, is_stdout, write_json
 from halfstep.run import (
     DEFAULT_POLICIES,
-    LIKELY_REASONS,
     Comparison,
-    RunResult,
     Summary,
-    check_writable,
     document,
-    is_stdout,
     run_all,
     summarise,
     table_rows,
     verdict,
-    why_untrained,
-    write_json,
 )
 
 _SHOWN_LINES = 8

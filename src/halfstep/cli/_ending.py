@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from halfstep.report import bytes_text, number, sparkline
-from halfstep.run import (
+from halfstep.launch import (
     LIKELY_REASONS,
     NO_REGION,
     UNSCALED,
@@ -16,6 +15,7 @@ from halfstep.run import (
     why_ineffective,
     why_untrained,
 )
+from halfstep.report import bytes_text, number, sparkline
 
 _CURVE_WIDTH = 24
 _SHOWN_REASONS = 3

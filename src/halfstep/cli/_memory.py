@@ -10,19 +10,24 @@ from rich.text import Text
 
 from halfstep.cli._consoles import output, progress
 from halfstep.errors import MissingExtraError
-from halfstep.report import FittingTable, Progress, Row, number
+from halfstep.report import (
+    FittingTable,
+    Progress,
+    Row,
+    check_writable,
+    is_stdout,
+    number,
+    write_json,
+)
 from halfstep.run import (
     Footprint,
     Target,
     activation_rows,
-    check_writable,
     footprint_notes,
-    is_stdout,
     layout_rows,
     measure,
     memory_document,
     processes,
-    write_json,
 )
 
 _FAILED = 1

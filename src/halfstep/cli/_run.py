@@ -11,16 +11,9 @@ import typer
 from halfstep.cli._consoles import messages
 from halfstep.cli._ending import show_ending
 from halfstep.errors import MissingExtraError
-from halfstep.run import (
-    RunResult,
-    Script,
-    check_writable,
-    is_stdout,
-    load_here,
-    run_document,
-    runnable_policy,
-    write_json,
-)
+from halfstep.launch import RunResult, Script, runnable_policy
+from halfstep.report import check_writable, is_stdout, write_json
+from halfstep.run import load_here, run_document
 
 SETTINGS = {"allow_interspersed_args": False}  # what follows SCRIPT is the script's
 

@@ -7,16 +7,30 @@ from halfstep.core._events import listening as listening
 from halfstep.core._events import metric as metric
 from halfstep.core._events import quiet as quiet
 from halfstep.core._events import subscribe as subscribe
+from halfstep.core._exponents import LOW_FORMATS as LOW_FORMATS
+from halfstep.core._exponents import Exponents as Exponents
 from halfstep.core._formats import FORMATS as FORMATS
 from halfstep.core._formats import Format as Format
+from halfstep.core._moments import Moment as Moment
 from halfstep.core._override import override_policy as override_policy
 from halfstep.core._override import overriding_policy as overriding_policy
 from halfstep.core._patches import replace as replace
 from halfstep.core._policy import Policy as Policy
+from halfstep.core._ranges import BACKWARD as BACKWARD
+from halfstep.core._ranges import FORWARD as FORWARD
+from halfstep.core._ranges import Range as Range
+from halfstep.core._ranges import Ranges as Ranges
+from halfstep.core._report import SEVERITIES as SEVERITIES
+from halfstep.core._report import Cast as Cast
+from halfstep.core._report import Finding as Finding
+from halfstep.core._report import Report as Report
+from halfstep.core._report import Step as Step
 from halfstep.core._rule import ACTIONS as ACTIONS
 from halfstep.core._rule import FAMILIES as FAMILIES
 from halfstep.core._rule import Rule as Rule
 from halfstep.core._rules import Rules as Rules
+from halfstep.core._samples import Reading as Reading
+from halfstep.core._samples import Sample as Sample
 from halfstep.core._scale import LossScale as LossScale
 from halfstep.core._scale import ScaleState as ScaleState
 from halfstep.core._skips import Culprits as Culprits
@@ -25,22 +39,38 @@ from halfstep.core._skips import culprits_text as culprits_text
 from halfstep.core._skips import levels_to_user as levels_to_user
 from halfstep.core._skips import overflow_reason as overflow_reason
 from halfstep.core._skips import tell_skips as tell_skips
+from halfstep.core._window import Window as Window
 from halfstep.core._words import operation_word as operation_word
 
 __all__ = [
     "ACTIONS",
+    "BACKWARD",
     "FAMILIES",
     "FORMATS",
+    "FORWARD",
+    "LOW_FORMATS",
+    "SEVERITIES",
+    "Cast",
     "Culprits",
     "Diagnosis",
+    "Exponents",
     "Fault",
+    "Finding",
     "Format",
     "LossScale",
+    "Moment",
     "Policy",
+    "Range",
+    "Ranges",
+    "Reading",
+    "Report",
     "Rule",
     "Rules",
+    "Sample",
     "ScaleState",
     "SkippedStepsWarning",
+    "Step",
+    "Window",
     "culprits_text",
     "emit",
     "levels_to_user",
@@ -58,15 +88,26 @@ __all__ = [
 
 # Pickles, reprs and tracebacks show the public path, which outlives the private files.
 for _value in (
+    Cast,
     Diagnosis,
+    Exponents,
     Fault,
+    Finding,
     Format,
     LossScale,
+    Moment,
     Policy,
+    Range,
+    Ranges,
+    Reading,
+    Report,
     Rule,
     Rules,
+    Sample,
     ScaleState,
     SkippedStepsWarning,
+    Step,
+    Window,
 ):
     _value.__module__ = __name__
 del _value

@@ -2,14 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from halfstep.report import (
-    Row,
-    bytes_text,
-    finite_limits,
-    number,
-    ratio_text,
-    sparkline,
-)
+from halfstep.report import Row, bytes_text, finite_limits, number, ratio_text, sparkline
 from halfstep.run._summary import Summary, mean, spread
 
 _CURVE_WIDTH = 12

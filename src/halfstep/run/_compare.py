@@ -5,22 +5,25 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from signal import SIGKILL
 from typing import Any, Protocol, Self
 
 from halfstep.core import Policy
 from halfstep.errors import UsageError
-from halfstep.run._log import RunLog
-from halfstep.run._process import run_process
-from halfstep.run._runs import RunResult, ending_text
-from halfstep.run._script import Script
-from halfstep.run._stdin import SharedInput
+from halfstep.launch import (
+    RunLog,
+    RunResult,
+    Script,
+    SharedInput,
+    explain_exit,
+    run_process,
+    runnable_policy,
+)
 
 DEFAULT_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
+# The module whose main function is the process of a run.
+CHILD = "halfstep.run._child"
 _LAST_SEED = 2**32 - 1
 _KEPT_LINES = 20
-# What a front-end can compute in; asked of the text, because no framework is loaded here.
-_RUNNABLE = ("float32", "bfloat16", "float16")
 
 
 class Watcher(Protocol):
@@ -111,6 +114,7 @@ def _run(comparison: Comparison, index: int, stdin: SharedInput, watcher: Watche
     exit_code = run_process(
         job,
         stdin,
+        child=CHILD,
         on_event=_both(
             lambda line: log.add(json.loads(line)), lambda _: watcher.update(index, log.text)
         ),
@@ -128,13 +132,6 @@ def _both(first: Callable[[str], None], second: Callable[[str], None]) -> Callab
         second(line)
 
     return call
-
-
-def explain_exit(exit_code: int, output: Sequence[str]) -> str:
-    """Returns why a process without a traceback failed."""
-    hint = " The system may have run out of memory." if exit_code == -SIGKILL else ""
-    verb = "was" if exit_code < 0 else "ended with"
-    return "\n".join([*output, f"The process {verb} {ending_text(exit_code)}.{hint}"])
 
 
 def _check_seeds(seeds: int, seed: int) -> None:
@@ -159,19 +156,3 @@ def _check_policies(texts: Sequence[str]) -> None:
                 "which are the same. Leave one out; use --seeds to repeat a run."
             )
         seen[policy] = text
-
-
-def runnable_policy(text: str, command: str) -> Policy:
-    """Returns the policy of a text, or says why nothing can be trained under it.
-
-    Args:
-        text: What the user wrote.
-        command: Who says so.
-    """
-    policy = Policy.parse(text)
-    if policy.compute_dtype not in _RUNNABLE:
-        raise UsageError(
-            f"{command} needs a policy with compute_dtype {', '.join(_RUNNABLE)}, got {text!r}. "
-            "Write --policy float32 for the most precise one."
-        )
-    return policy

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from halfstep.errors import UsageError
+from halfstep.launch import RunResult, why_untrained
 from halfstep.run._footprint import Activations, Footprint, Kept
 from halfstep.run._layouts import EIGHT_BIT, LAYOUTS, Layout, Trained, predicted, unpredictable
-from halfstep.run._runs import RunResult
-from halfstep.run._untrained import why_untrained
 
 _OTHER = "the script keeps its masters in another way"
 _ONLY_PREDICTED = "a script is run as it is, and would have to ask for this"

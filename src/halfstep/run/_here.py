@@ -9,10 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from halfstep.run._log import RunLog
-from halfstep.run._runs import RunResult
-from halfstep.run._script import Script, first_on_path, script_trace
-from halfstep.run._session import Session
+from halfstep.launch import RunLog, RunResult, Script, Session, first_on_path, script_trace
 
 _INTERRUPTED = 130
 

@@ -5,13 +5,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from halfstep.run._compare import DEFAULT_POLICIES, explain_exit
+from halfstep.launch import RunLog, RunResult, SharedInput, explain_exit, run_process
+from halfstep.run._compare import CHILD, DEFAULT_POLICIES
 from halfstep.run._findings import ModelFindings, ScriptFindings, ended
 from halfstep.run._footprint import Footprint
-from halfstep.run._log import RunLog
-from halfstep.run._process import run_process
-from halfstep.run._runs import RunResult
-from halfstep.run._stdin import SharedInput
 from halfstep.run._target import Target
 
 _KEPT_LINES = 20
@@ -66,7 +63,11 @@ class _Process:
     def run(self, stdin: SharedInput) -> RunResult:
         try:
             code = run_process(
-                self._job, stdin, on_event=self._event, on_output=self._output.append
+                self._job,
+                stdin,
+                child=CHILD,
+                on_event=self._event,
+                on_output=self._output.append,
             )
         except _Enough:
             code = 0

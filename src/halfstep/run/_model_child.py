@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from halfstep import __version__
 from halfstep.errors import HalfstepError, UsageError
+from halfstep.launch import Job, Send, processor_name, torch_probe
 from halfstep.run._compare import DEFAULT_POLICIES
-from halfstep.run._job import Job
 from halfstep.run._layouts import EIGHT_BIT, LAYOUTS, Layout
-from halfstep.run._probe import processor_name, torch_probe
-from halfstep.run._recorder import Send
 from halfstep.run._target import Target
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from halfstep.run._runs import RunResult
+from halfstep.launch import RunResult
 
 
 @dataclass(frozen=True)

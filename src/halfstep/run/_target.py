@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, Self
 
 from halfstep.errors import UsageError
-from halfstep.run._script import Script
+from halfstep.launch import Script
 
 _DEFAULT_OPTIMIZER = "AdamW"
 _CALLABLE = re.compile(r"(?P<place>.+):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from halfstep.run._effect import UNSCALED, why_ineffective
+from halfstep.launch import UNSCALED, why_ineffective
 from halfstep.run._summary import Summary, mean, spread
 from halfstep.run._units import DIGITS, unit_of
 

@@ -28,6 +28,9 @@ from halfstep.torch._lost import LostUpdates as LostUpdates
 from halfstep.torch._lost import lost_updates as lost_updates
 from halfstep.torch._master import Masters as Masters
 from halfstep.torch._master import keep_masters as keep_masters
+from halfstep.torch._observing._ranges import ranges as ranges
+from halfstep.torch._observing._sampling import Watch as Watch
+from halfstep.torch._observing._sampling import watch as watch
 from halfstep.torch._prepare import prepare as prepare
 from halfstep.torch._region import Region as Region
 from halfstep.torch._regions._release import accumulate as accumulate
@@ -57,6 +60,7 @@ __all__ = [
     "StepRecord",
     "UnmatchedRuleWarning",
     "UnusedRegionWarning",
+    "Watch",
     "WidenedRegionWarning",
     "accumulate",
     "autocast",
@@ -70,9 +74,11 @@ __all__ = [
     "load_float32_state_dict",
     "lost_updates",
     "prepare",
+    "ranges",
     "save",
     "saved_bytes",
     "set_global_policy",
+    "watch",
 ]
 
 # Pickles, warnings and tracebacks show the public path, which outlives the private files.

@@ -59,6 +59,12 @@ class Probe:
 
         return watch_kept(report)
 
+    def look_closely(self) -> Any:
+        """Returns what looks at the numbers of a step."""
+        from halfstep.torch._looking import Looking
+
+        return Looking()
+
     def set_policy(self, policy: str) -> None:
         """Makes every model of this process train under a policy; `float32` changes nothing."""
         from halfstep.torch import set_global_policy

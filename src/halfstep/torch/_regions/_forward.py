@@ -98,7 +98,7 @@ class Forward:
         if region._scaled and torch.is_grad_enabled():
             return self._locked(forward, settings, args, kwargs)
         dtype, inner = region._output_dtype, modules_of(self._owner())[1:]
-        with casting_hooks(inner, dtype), Inside(settings):
+        with casting_hooks(inner, dtype, region._own_hooks), Inside(settings):
             output = forward(*args, **kwargs)
         return cast(output, dtype)
 

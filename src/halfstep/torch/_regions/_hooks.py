@@ -60,11 +60,17 @@ class Hooks:
                 held[key] = hook
 
 
-def casting_hooks(modules: list[nn.Module], dtype: torch.dtype) -> Hooks:
-    """Returns hooks that see floats in one dtype, where nothing is scaled."""
+def casting_hooks(modules: list[nn.Module], dtype: torch.dtype, own: set[int]) -> Hooks:
+    """Returns hooks that see floats in one dtype, where nothing is scaled.
 
-    def forward(_: int, hook: Hook) -> Hook:
-        return lambda module, *values: hook(module, *cast(values, dtype))
+    Args:
+        modules: The modules.
+        dtype: What floats are outside.
+        own: The keys of hooks that see the inside.
+    """
+
+    def forward(key: int, hook: Hook) -> Hook:
+        return hook if key in own else lambda module, *values: hook(module, *cast(values, dtype))
 
     return Hooks(modules, forward, lambda _, hook: hook)
 

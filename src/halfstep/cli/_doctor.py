@@ -1,0 +1,148 @@
+"""`halfstep doctor`."""
+
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from halfstep.cli._consoles import messages, output, progress
+from halfstep.core import Report
+from halfstep.diagnose import DEFAULT_POLICY, Examination, examine
+from halfstep.errors import MissingExtraError
+from halfstep.report import (
+    Progress,
+    ReportText,
+    check_page,
+    check_writable,
+    headline,
+    is_stdout,
+    page,
+    write_json,
+    write_text,
+)
+
+_FOUND = 1
+_GRAVE = ("error", "warning")
+_HINT = "--html doctor.html writes all of it as a page: every step, every tensor, every cast"
+
+
+def doctor(
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="A Python training script, or with -m a module.")
+    ],
+    args: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- ARGS", help="The script's own arguments, after --."),
+    ] = None,
+    module: Annotated[
+        bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")
+    ] = False,
+    policy: Annotated[
+        str, typer.Option(metavar="P", help="The policy to train under.")
+    ] = DEFAULT_POLICY,
+    every: Annotated[
+        int,
+        typer.Option(metavar="N", help="Look closely at each N-th step, and at the first ones."),
+    ] = 100,
+    steps: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Stop after so many steps. Default: train to the end.",
+            show_default=False,
+        ),
+    ] = 0,
+    json: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write all that was found to a file; - is standard output, and the text then goes "
+            "to standard error.",
+        ),
+    ] = None,
+    html: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Write all that was found as a page, which opens without network."
+        ),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show what the script prints.")
+    ] = False,
+) -> int:
+    """Train a script in low precision and explain what becomes of its numbers.
+
+    Where the first inf or NaN comes from, which gradients become 0, what is cast, and what to write
+    instead. It looks into PyTorch models; of Keras scripts it tells losses, scales and skipped
+    steps. The exit code is 1 if there is something to mend. Ctrl-C ends the training and shows what
+    was found so far.
+    """
+    asked = Examination.of(
+        script, args or (), module=module, policy=policy, every=every, steps=steps
+    )
+    _check_files(json, html)
+    _check_framework()
+    report = _examine(asked, verbose)
+    console = output(to_stderr=any(path is not None and is_stdout(path) for path in (json, html)))
+    console.print()
+    console.print(ReportText(report), crop=False)
+    if json:
+        write_json(json, report.to_dict())
+    if html:
+        write_text(html, page(report), "--html")
+    _tell_files(json, html)
+    return _FOUND if _is_grave(report) else 0
+
+
+def _check_files(json: str | None, html: str | None) -> None:
+    if json:
+        check_writable(json)
+    if html:
+        check_page()
+        check_writable(html, "--html")
+
+
+def _check_framework() -> None:
+    if not any(map(find_spec, ("torch", "keras", "jax"))):
+        raise MissingExtraError(
+            "doctor needs PyTorch or Keras, got an environment without them. "
+            "Install one: python -m pip install 'halfstep[torch]', or 'halfstep[keras]'."
+        )
+
+
+def _examine(asked: Examination, verbose: bool) -> Report:
+    with Progress(progress(), [asked.policy]) as shown:
+        shown.start(0)
+        report = examine(asked, _Line(shown, verbose))
+        failed = bool(report.error)
+        text = report.error.splitlines()[-1] if failed else headline(report)
+        shown.finish(0, text, failed=failed)
+    return report
+
+
+class _Line:
+    """Shows how it goes in a line of progress."""
+
+    def __init__(self, progress: Progress, verbose: bool) -> None:
+        self._progress, self._verbose = progress, verbose
+
+    def update(self, text: str) -> None:
+        self._progress.update(0, text)
+
+    def output(self, line: str) -> None:
+        if self._verbose:
+            self._progress.print(line)
+
+
+def _tell_files(json: str | None, html: str | None) -> None:
+    console = messages()
+    for path in filter(None, (json, html)):
+        if not is_stdout(path):
+            console.print(Text(f"halfstep: wrote {path}"), soft_wrap=True)
+    if html is None:
+        console.print(Text(_HINT, style="dim"), soft_wrap=True)
+
+
+def _is_grave(report: Report) -> bool:
+    return bool(report.error) or any(each.severity in _GRAVE for each in report.findings)

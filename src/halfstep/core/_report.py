@@ -1,0 +1,257 @@
+"""What happened in a training: each step, what was cast, which numbers there were, what to do."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from halfstep.core._diagnosis import Diagnosis
+from halfstep.core._exponents import LOW_FORMATS
+from halfstep.core._formats import FORMATS
+from halfstep.core._ranges import BACKWARD, Range, Ranges
+from halfstep.core._reading import plain, record
+from halfstep.core._skips import Culprits
+from halfstep.errors import ReportError
+
+REPORT_FORMAT = "halfstep-doctor-1"
+SEVERITIES = ("error", "warning", "note")
+_KINDS = ("inf", "nan", "inf and nan", "unknown")
+_MADE = ("output", "grad_output")
+_FORMATS = tuple(each.name for each in FORMATS)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the optimizer.
+
+    Args:
+        number: The step, counted from 1.
+        loss: The loss, None where none was seen.
+        scale: The loss scale during the step, None where there is none.
+        skipped: Whether the optimizer left the parameters alone.
+        reason: Why it did; empty if it did not.
+        nonfinite: Name and kind, "inf", "nan", "inf and nan" or "unknown", of each gradient that
+            was not finite.
+
+    Example:
+        >>> Step(3, loss=0.25, scale=65536.0).skipped
+        False
+    """
+
+    number: int
+    loss: float | None = None
+    scale: float | None = None
+    skipped: bool = False
+    reason: str = ""
+    nonfinite: Culprits = ()
+
+    def __post_init__(self) -> None:
+        _check("Step", "number", self.number, "at least 1", self.number >= 1)
+        for _, kind in self.nonfinite:
+            _check_among("Step", "nonfinite", kind, _KINDS)
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Casts that the rules inserted for one operation.
+
+    Args:
+        operation: The operation.
+        module: The dotted path of the module, empty for the outermost one.
+        count: How many casts there were.
+        source: The format that was cast.
+        target: The format that it was cast to.
+        bytes: How many bytes they wrote.
+
+    Example:
+        >>> Cast("aten::linear", "head", 2, "float32", "float16", 4096).bytes
+        4096
+    """
+
+    operation: str
+    module: str
+    count: int
+    source: str
+    target: str
+    bytes: int
+
+    def __post_init__(self) -> None:
+        _check("Cast", "count", self.count, "at least 0", self.count >= 0)
+        _check("Cast", "bytes", self.bytes, "at least 0", self.bytes >= 0)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to know, and what to do about it.
+
+    Args:
+        severity: "error" where training is broken, "warning" where it loses something, "note" else.
+        text: It, in one sentence.
+        module: The dotted path of the module that it is about; empty for the whole training.
+        remedy: What to write instead, to be pasted; empty where nothing is known.
+
+    Example:
+        >>> print(Finding("warning", "A third of the gradients become 0.", "head"))
+        warning: head: A third of the gradients become 0.
+    """
+
+    severity: str
+    text: str
+    module: str = ""
+    remedy: str = ""
+
+    def __post_init__(self) -> None:
+        _check_among("Finding", "severity", self.severity, SEVERITIES)
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, [self.severity, self.module, self.text]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What happened in a training; made by `halfstep doctor`.
+
+    Args:
+        script: What was run, as the user wrote it.
+        policy: What it trained under.
+        versions: (name, version) of Python, halfstep and the framework.
+        device: What it computed on.
+        date: When it started, ISO 8601, UTC.
+        steps: The steps, in order.
+        sampled: The numbers of the steps in which the numbers of tensors were looked at.
+        diagnosis: The first inf or NaN, and what followed.
+        ranges: The magnitudes of the tensors of each module, over all steps in which they were
+            looked at.
+        power: The exponent of the scale that multiplied the gradients in the last of them.
+        casts: What the rules cast in one step.
+        findings: What there is to know, the gravest first.
+        error: Why the script failed, empty where it did not.
+
+    Example:
+        >>> report = Report(script="train.py", policy="mixed_float16", steps=(Step(1), Step(2)))
+        >>> len(report.skipped), Report.from_dict(report.to_dict()) == report
+        (0, True)
+    """
+
+    script: str
+    policy: str
+    versions: tuple[tuple[str, str], ...] = ()
+    device: str = ""
+    date: str = ""
+    steps: tuple[Step, ...] = ()
+    sampled: tuple[int, ...] = ()
+    diagnosis: Diagnosis = field(default_factory=Diagnosis)
+    ranges: Ranges = field(default_factory=Ranges)
+    power: int = 0
+    casts: tuple[Cast, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        for fault in self.diagnosis.faults:
+            _check_among("Report", "diagnosis", fault.dtype, _FORMATS)
+        for name in (self.ranges.form, *(row.form for row in self.ranges.rows)):
+            _check_among("Report", "ranges", name, _FORMATS)
+
+    @property
+    def skipped(self) -> tuple[Step, ...]:
+        """The steps that the optimizer did not take.
+
+        Example:
+            >>> Report(script="a.py", policy="float32", steps=(Step(1, skipped=True),)).skipped
+            (Step(number=1, loss=None, scale=None, skipped=True, reason='', nonfinite=()),)
+        """
+        return tuple(step for step in self.steps if step.skipped)
+
+    @property
+    def narrow(self) -> Ranges:
+        """The ranges of the modules that computed in a format of 16 bits or less.
+
+        Example:
+            >>> from halfstep.core import Exponents
+            >>> wide = Range("head", "output", Exponents(), Exponents(), "float32")
+            >>> narrow = Range("ff", "output", Exponents(), Exponents(), "float16")
+            >>> ranges = Ranges((wide, narrow))
+            >>> Report(script="a.py", policy="mixed_float16", ranges=ranges).narrow.modules
+            ('ff',)
+        """
+        rows = self.ranges.rows
+        # Gradients of weights are seen in float32, whatever they were computed in.
+        low = {row.module for row in rows if row.role in _MADE and row.form in LOW_FORMATS}
+        return replace(self.ranges, rows=tuple(row for row in rows if row.module in low))
+
+    def power_of(self, row: Range) -> int:
+        """Returns the exponent of the scale that multiplied the numbers of a row.
+
+        Args:
+            row: One of the ranges.
+
+        Example:
+            >>> from halfstep.core import Exponents
+            >>> report = Report(script="a.py", policy="mixed_float16", power=16)
+            >>> nothing = Exponents()
+            >>> report.power_of(Range("head", "grad_output", nothing, nothing))
+            16
+            >>> report.power_of(Range("head", "output", nothing, nothing))
+            0
+        """
+        return self.power if row.role in BACKWARD else 0
+
+    def lost(self, row: Range, form: str | None = None) -> float:
+        """Returns the fraction of the numbers of a row that becomes 0 in a format, as scaled.
+
+        Args:
+            row: One of the ranges.
+            form: The name of the format, without one that of the ranges.
+
+        Example:
+            >>> from halfstep.core import Exponents
+            >>> found = Exponents({-30: 3, -4: 1}, largest=0.1)
+            >>> row = Range("head", "grad_output", found, found)
+            >>> Report(script="a.py", policy="mixed_float16").lost(row)
+            0.75
+        """
+        return row.reference.flushed(form or self.ranges.form, self.power_of(row))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as JSON types; inf and NaN, which JSON lacks, as text.
+
+        Example:
+            >>> Report(script="train.py", policy="float32").to_dict()["format"]
+            'halfstep-doctor-1'
+        """
+        return {"format": REPORT_FORMAT, **plain(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Returns the report that `to_dict` wrote.
+
+        Args:
+            data: What was written, by whomever: nothing in it is executed.
+
+        Raises:
+            ReportError: If it is not such a report, with what is wrong and where.
+
+        Example:
+            >>> data = {"format": "halfstep-doctor-1", "script": "train.py", "policy": 16}
+            >>> Report.from_dict(data)
+            Traceback (most recent call last):
+            halfstep.errors.ReportError: Report.policy needs to be a text, got 16. Pass what \
+to_dict() made.
+        """
+        found = data.get("format") if isinstance(data, Mapping) else data
+        if found != REPORT_FORMAT:
+            raise ReportError(
+                f"Report needs the format {REPORT_FORMAT!r}, got {str(found)[:40]!r}. Read it with "
+                "the version of halfstep that wrote it, or run halfstep doctor again."
+            )
+        return record(cls, {key: data[key] for key in data if key != "format"}, "Report")
+
+
+def _check(thing: str, name: str, value: Any, expected: str, holds: bool) -> None:
+    if not holds:
+        raise ReportError(f"{thing} needs {name} {expected}, got {value!r}. Write another number.")
+
+
+def _check_among(thing: str, name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ReportError(f"{thing} needs {name} among {', '.join(known)}, got {value!r}.")

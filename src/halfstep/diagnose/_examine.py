@@ -1,0 +1,123 @@
+"""Runs a script in a process of its own, and makes a report of what it tells."""
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from halfstep.core import Report
+from halfstep.diagnose._findings import findings
+from halfstep.diagnose._heard import Heard
+from halfstep.errors import UsageError
+from halfstep.launch import Script, SharedInput, explain_exit, run_process, runnable_policy
+
+DEFAULT_POLICY = "mixed_float16"
+_CHILD = "halfstep.diagnose._child"
+_KEPT_LINES = 20
+
+
+class Watcher(Protocol):
+    """Whoever shows how it goes."""
+
+    def update(self, text: str) -> None:
+        """Learns how far the script is."""
+
+    def output(self, line: str) -> None:
+        """Learns what the script printed."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What is to be examined.
+
+    Args:
+        script: The script, and what follows it in `sys.argv`.
+        policy: The text of the policy that it trains under.
+        every: At each how many steps to look closely.
+        steps: After how many steps to stop, 0 for not at all.
+    """
+
+    script: Script
+    policy: str = DEFAULT_POLICY
+    every: int = 100
+    steps: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        script: str,
+        args: Sequence[str] = (),
+        *,
+        module: bool = False,
+        policy: str = DEFAULT_POLICY,
+        every: int = 100,
+        steps: int = 0,
+    ) -> Self:
+        """Returns the examination that a command line asks for, or says what is wrong with it.
+
+        Args:
+            script: The path of the Python file, or the name of the module.
+            args: The script's own arguments.
+            module: Whether `script` names a module.
+            policy: The text of the policy.
+            every: At each how many steps to look closely.
+            steps: After how many steps to stop, 0 for not at all.
+        """
+        asked = Script(script, tuple(args), module)
+        asked.check("doctor")
+        runnable_policy(policy, "doctor")
+        for name, value, least, remedy in (
+            ("--every", every, 1, "Write --every 100."),
+            ("--steps", steps, 0, "Write --steps 200, or leave it out to train to the end."),
+        ):
+            if value < least:
+                raise UsageError(f"doctor needs {name} >= {least}, got {value}. {remedy}")
+        return cls(asked, policy.strip(), every, steps)
+
+
+class _Enough(Exception):
+    """As many steps as were asked for: the script need not go on."""
+
+
+def examine(asked: Examination, watcher: Watcher) -> Report:
+    """Returns what happened in a training, with findings.
+
+    Args:
+        asked: What to examine.
+        watcher: Shows how it goes.
+    """
+    heard, kept = Heard(asked.policy), deque[str](maxlen=_KEPT_LINES)
+
+    def on_event(line: str) -> None:
+        message = json.loads(line)
+        if message["kind"] == "enough":
+            raise _Enough
+        heard.add(message)
+        watcher.update(heard.text)
+
+    def on_output(line: str) -> None:
+        kept.append(line)
+        watcher.output(line)
+
+    try:
+        code = run_process(
+            _job(asked), SharedInput(), child=_CHILD, on_event=on_event, on_output=on_output
+        )
+    except (_Enough, KeyboardInterrupt):
+        code = 0  # Whoever ends a long training wants to know what was found so far.
+    error = (heard.error or explain_exit(code, kept)) if code else ""
+    return heard.report(asked.script.name, error, findings)
+
+
+def _job(asked: Examination) -> dict[str, Any]:
+    return {
+        "script": asked.script.name,
+        "args": asked.script.args,
+        "module": asked.script.module,
+        "policy": asked.policy,
+        "seed": 0,
+        "task": "doctor",
+        "every": asked.every,
+        "steps": asked.steps,
+    }

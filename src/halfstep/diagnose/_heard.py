@@ -1,0 +1,161 @@
+"""Collects what the process of a script tells into a report."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from halfstep.core import Cast, Exponents, Range, Ranges, Report, Step
+from halfstep.launch import RunLog, RunResult
+
+
+@dataclass(frozen=True)
+class Look:
+    """A step that was looked at closely.
+
+    Args:
+        report: What was seen, in a step that it names.
+        failed: Whether it was looked at because it was skipped or its loss was not finite.
+        outside: Whether what is not finite came from outside of every model.
+        line: Where the backward pass began, as "file:line"; empty where it is not known.
+    """
+
+    report: Report
+    failed: bool
+    outside: bool
+    line: str = ""
+
+    @property
+    def step(self) -> int:
+        """The number of the step."""
+        return self.report.sampled[0]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What findings are made of.
+
+    Args:
+        report: The report without findings, and with the diagnosis of the last sampled step.
+        run: How the process ran.
+        looks: The steps that were looked at closely.
+        unseen: Step and reason of each that could not be looked at.
+        frameworks: Which frameworks the script has imported.
+    """
+
+    report: Report
+    run: RunResult
+    looks: tuple[Look, ...] = ()
+    unseen: tuple[tuple[int, str], ...] = ()
+    frameworks: tuple[str, ...] = ()
+
+
+Findings: TypeAlias = Callable[[Evidence], Report]
+
+
+@dataclass
+class Heard:
+    """What a script has told so far.
+
+    Args:
+        policy: The text of the policy that it trains under.
+
+    Example:
+        >>> heard = Heard("mixed_float16")
+        >>> heard.add({"kind": "unseen", "step": 3, "why": "no copy"})
+        >>> heard.text
+        '0 steps'
+    """
+
+    policy: str
+    _steps: list[Step] = field(default_factory=list)
+    _looks: list[Look] = field(default_factory=list)
+    _unseen: list[tuple[int, str]] = field(default_factory=list)
+    _frameworks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._log = RunLog(self.policy, 0)
+        self._readers: dict[str, Callable[..., None]] = {
+            "steps": self._add_steps,
+            "look": self._add_look,
+            "unseen": self._add_unseen,
+            "frameworks": self._add_frameworks,
+        }
+
+    def add(self, message: dict[str, Any]) -> None:
+        """Takes one message."""
+        read = self._readers.get(message["kind"])
+        if read is None:
+            self._log.add(message)
+        else:
+            read(**{name: value for name, value in message.items() if name != "kind"})
+
+    @property
+    def text(self) -> str:
+        """How far the script is, for a progress line."""
+        losses = [step.loss for step in self._steps if step.loss is not None]
+        loss = f", loss {losses[-1]:.4g}" if losses else ""
+        looks = f", {len(self._looks)} looked at" if self._looks else ""
+        return f"{len(self._steps)} steps{loss}{looks}"
+
+    @property
+    def error(self) -> str:
+        """The traceback that the script ended with, "" where there was none."""
+        return self._log.error
+
+    def report(self, script: str, error: str, findings: Findings) -> Report:
+        """Returns what happened, once the process has ended.
+
+        Args:
+            script: What was run.
+            error: Why it failed, "" where it did not.
+            findings: Adds what there is to know.
+        """
+        run = self._log.result(exit_code=bool(error), error=error, seconds=0.0)
+        sampled = [look.report for look in self._looks if not look.failed]
+        last = sampled[-1] if sampled else Report(script="", policy="")
+        report = Report(
+            script=script,
+            policy=self.policy,
+            versions=run.versions,
+            device=run.device,
+            date=run.date,
+            steps=tuple(self._steps),
+            sampled=tuple(each.sampled[0] for each in sampled),
+            diagnosis=last.diagnosis,
+            ranges=_together([each.ranges for each in sampled]),
+            power=last.power,
+            casts=_first_casts(sampled),
+            error=error,
+        )
+        looks, unseen = tuple(self._looks), tuple(self._unseen)
+        return findings(Evidence(report, run, looks, unseen, self._frameworks))
+
+    def _add_steps(self, report: dict[str, Any]) -> None:
+        self._steps += Report.from_dict(report).steps
+
+    def _add_look(self, report: dict[str, Any], **values: Any) -> None:
+        self._looks.append(Look(Report.from_dict(report), **values))
+
+    def _add_unseen(self, step: int, why: str) -> None:
+        self._unseen.append((step, why))
+
+    def _add_frameworks(self, frameworks: list[str]) -> None:
+        self._frameworks = tuple(frameworks)
+
+
+def _together(found: list[Ranges]) -> Ranges:
+    """Returns the sums of the counts of several steps; the rest is that of the last one."""
+    rows: dict[tuple[str, str], Range] = {}
+    for each in found:
+        for row in each.rows:
+            before = rows.get((row.module, row.role), replace(row, **_NOTHING))
+            added = {name: getattr(before, name) + getattr(row, name) for name in _NOTHING}
+            rows[row.module, row.role] = replace(row, **added)
+    return replace(found[-1], rows=tuple(rows.values())) if found else Ranges()
+
+
+_NOTHING: dict[str, Any] = {"reference": Exponents(), "run": Exponents()}
+
+
+def _first_casts(found: list[Report]) -> tuple[Cast, ...]:
+    return next((each.casts for each in found if each.casts), ())

@@ -1,0 +1,142 @@
+"""All that is measured in this process while it runs a script."""
+
+import atexit
+import contextlib
+import functools
+import random
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from platform import python_version
+from typing import Any
+
+from halfstep import __version__, core
+from halfstep.errors import HalfstepError
+from halfstep.launch._joined import Joined
+from halfstep.launch._memory import MemoryGrowth
+from halfstep.launch._probe import NoProbe, Probe, keras_probe, processor_name, torch_probe
+from halfstep.launch._recorder import Recorder, Send
+from halfstep.launch._when_imported import when_imported
+
+_PROBES = {"keras": keras_probe, "torch": torch_probe}
+_UNSUPPORTED = 2
+
+
+class Session:
+    """Watches the script, from the moment that it imports a framework.
+
+    A layer of Keras may be a module of PyTorch, too: Keras is asked first.
+
+    Args:
+        send: Receives one message at a time, JSON types only.
+        policy: What the script trains under, whatever it passes to halfstep itself; "" leaves
+            the choice to it, and else to the framework's front-end.
+        seed: What the random generators are seeded with, None to leave them alone.
+        memory: Whether to tell what is kept after the first steps.
+        meet: Learns what measures, each time that a framework was imported.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        *,
+        policy: str,
+        seed: int | None = None,
+        memory: bool = False,
+        meet: Callable[[Probe], object] | None = None,
+    ) -> None:
+        self._send, self._policy, self._seed = send, policy, seed
+        self._probe: Probe = NoProbe()
+        self._met: dict[str, Any] = {}
+        self._used, self._looks_at_memory = "", memory
+        self._tell_probe = meet
+        self._recorder, self._memory = Recorder(self._probe, send), MemoryGrowth()
+
+    def start(self) -> None:
+        """Begins to listen."""
+        self._send({"kind": "start", "date": datetime.now(UTC).isoformat(timespec="seconds")})
+        self._send_versions()
+        core.subscribe(self._recorder)
+        if self._policy:
+            self._override()
+        if self._seed is not None:
+            random.seed(self._seed)
+            when_imported("numpy", self._seed_numpy)
+        for framework in _PROBES:
+            when_imported(framework, functools.partial(self._meet_framework, framework))
+            meet = functools.partial(self._meet, framework)
+            when_imported(f"halfstep.{framework}", meet)
+
+    def _override(self) -> None:
+        """Makes the policy win until the process ends, in threads that outlive the script too."""
+        stack = contextlib.ExitStack()
+        stack.enter_context(core.override_policy(self._policy))
+        atexit.register(stack.close)
+
+    def finish(self) -> None:
+        """Sends what is left and what is known only at the end."""
+        with contextlib.suppress(RuntimeError):  # such as a device that an error has disabled
+            self._recorder.flush()
+        peak, kind = self._probe.peak_memory() or (self._memory.bytes(), self._memory.kind)
+        device = self._probe.device() or processor_name()
+        self._send({"kind": "end", "peak_memory": peak, "peak_memory_kind": kind, "device": device})
+
+    def _seed_numpy(self) -> None:
+        sys.modules["numpy"].random.seed(self._seed)
+
+    def _meet_framework(self, framework: str) -> None:
+        # A script may import the front-end first, which then is not ready yet.
+        if f"halfstep.{framework}" not in sys.modules:
+            self._meet(framework)
+
+    def _meet(self, framework: str) -> None:
+        if framework in self._met:
+            return
+        try:
+            self._met[framework] = NoProbe()  # making a probe imports the front-end
+            self._met[framework] = probe = _PROBES[framework]()
+            self._join()
+            self._begin(probe)
+        except HalfstepError as error:  # this version, or the policy, cannot be had
+            self._send_versions(**{framework: str(sys.modules[framework].__version__)})
+            sys.stderr.write(f"halfstep: {error}\n")
+            raise SystemExit(_UNSUPPORTED) from None
+        self._recorder.use(self._probe)
+        self._memory = MemoryGrowth()
+        self._send_versions()
+
+    def _join(self) -> None:
+        other = self._met.get("torch") or NoProbe()
+        self._probe = Joined(self._met["keras"], other) if "keras" in self._met else other
+
+    def _begin(self, probe: Any) -> None:
+        if self._seed is not None:
+            probe.seed(self._seed)
+        probe.watch()
+        if self._tell_probe is not None:
+            self._tell_probe(self._probe)
+        if self._looks_at_memory:
+            self._probe.watch_kept(self._send_kept)
+        if self._policy:
+            probe.set_policy(self._policy)
+        else:
+            probe.choose_policy(functools.partial(self._use, probe))
+
+    def _send_kept(self, found: dict[str, Any]) -> None:
+        self.finish()  # whoever listens may have heard enough
+        self._send({"kind": "kept", **found})
+
+    def _use(self, chooser: Any, policy: str) -> None:
+        keras = self._met.get("keras")
+        if keras is not None and chooser is not keras:
+            # Layers that were built keep their policy, so there is one for the whole run.
+            chooser.set_policy(self._used)
+            return
+        self._recorder.forget_regions(self._used)
+        self._used = policy
+        self._probe.set_policy(policy)
+        self._send({"kind": "policy", "policy": policy})
+
+    def _send_versions(self, **others: str) -> None:
+        own = {"python": python_version(), "halfstep": __version__}
+        self._send({"kind": "versions", "versions": own | self._probe.versions() | others})

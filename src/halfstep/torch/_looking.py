@@ -1,0 +1,253 @@
+"""Looks closely at a step of a script, whoever wrote it, by running its calls of models again."""
+
+import contextlib
+import math
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace as with_changes
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from halfstep.core import Cast, Diagnosis, Ranges, quiet
+from halfstep.torch._called import Call, loss_of, put
+from halfstep.torch._diagnose import diagnose
+from halfstep.torch._engine import _state
+from halfstep.torch._engine._observe import Observer
+from halfstep.torch._explain import Explanation
+from halfstep.torch._global import _is_of_keras
+from halfstep.torch._observing._ranges import ranges
+from halfstep.torch._observing._twins import twin
+from halfstep.torch._observing._untouched import undrawn
+from halfstep.torch._patches import Undo, replace
+from halfstep.torch._private import autocast_devices, in_backward
+from halfstep.torch._regions._forward import forward_of
+from halfstep.torch._regions._tree import tensors_in
+
+Found = TypeVar("Found")
+
+_KEPT_CALLS = 8
+_EVENTS = ("backward", "loss", "step", "update", "scale", "region", "metric")
+
+
+class Seen(NamedTuple):
+    """What a look at the ranges of a step has shown.
+
+    Args:
+        ranges: The magnitudes of all models.
+        power: The exponent of the scale that multiplied the gradients.
+        casts: What the rules cast.
+    """
+
+    ranges: Ranges
+    power: int
+    casts: tuple[Cast, ...]
+
+
+class _Depth(threading.local):
+    value = 0
+
+
+class Looking:
+    """Keeps what the present step of a script calls its models with, until the next one.
+
+    A loss is not known as a function of a model here, but its gradient is: what came back to the
+    outputs is what it is computed from again.
+
+    Example:
+        >>> model = nn.Linear(4, 2)
+        >>> looking = Looking()
+        >>> end = looking.start()
+        >>> (model(torch.ones(3, 4)).sum() * 2.0**-30).backward()
+        >>> end()
+        >>> seen = looking.ranges(scale=1.0)
+        >>> seen.ranges.modules, seen.ranges.lost()
+        (('Linear',), 1.0)
+    """
+
+    def __init__(self) -> None:
+        self._calls: deque[Call] = deque(maxlen=_KEPT_CALLS)
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._depth = _Depth()
+        self._told_casts = False
+
+    def start(self) -> Undo:
+        """Begins to keep calls, and returns what ends it.
+
+        Compiled models run eagerly from now on: inside of a graph nothing can be seen.
+        """
+        torch.compiler.set_stance("force_eager")
+        undo = replace(nn.Module, "__call__", self._call)
+        handle = register_optimizer_step_post_hook(self._stepped)
+
+        def end() -> None:
+            handle.remove()
+            undo()
+            torch.compiler.set_stance("default")
+
+        return end
+
+    def forget(self) -> None:
+        """Forgets the calls: their step is over."""
+        self._calls.clear()
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a model was called in the step; one of Keras is not looked at."""
+        return bool(self._calls)
+
+    @property
+    def entered_broken(self) -> bool:
+        """Whether gradients came back to a model that were not finite already."""
+        return any(call.entered_broken for call in self._calls)
+
+    def faults(self, scale: float) -> Diagnosis:
+        """Returns the first fault of the step in a model, false if there is none.
+
+        Args:
+            scale: What the loss was multiplied by; 1.0 for what a region does inside.
+        """
+        return _outside(lambda: self._faults(scale))
+
+    def _faults(self, scale: float) -> Diagnosis:
+        found = Diagnosis()
+        for model, loss_fn in self._models(scale):
+            with self._as_before(model):
+                found = diagnose(model, (), loss_fn, loss_scale=_outer(model, scale))
+            if found:
+                break
+        return found
+
+    def ranges(self, scale: float) -> Seen | None:
+        """Returns how the numbers of the step lie in each format, None where nothing was called.
+
+        Args:
+            scale: What the loss was multiplied by, or the scale of the region.
+        """
+        return _outside(lambda: self._seen(scale))
+
+    def _seen(self, scale: float) -> Seen | None:
+        found = [(model, self._ranges(model, loss_fn)) for model, loss_fn in self._models(scale)]
+        if not found:
+            return None
+        model, first = found[0]
+        casts = () if self._told_casts else tuple(self._casts(model))
+        self._told_casts = True
+        return Seen(_together(found), _power(model, first, scale), casts)
+
+    def _ranges(self, model: nn.Module, loss_fn: Callable[..., Tensor]) -> Ranges:
+        return ranges(model, (), loss_fn, optimizer=self._optimizer(model))
+
+    def _optimizer(self, model: nn.Module) -> Optimizer | None:
+        """Returns the optimizer of a model, None where it has several or none."""
+        own = {id(each) for each in model.parameters()}
+        trains = [
+            each
+            for each in self._optimizers
+            if any(id(param) in own for group in each.param_groups for param in group["params"])
+        ]
+        is_one = len(trains) == 1 and not isinstance(trains[0], torch.optim.LBFGS)
+        return trains[0] if is_one else None
+
+    def _models(self, scale: float) -> Iterator[tuple[nn.Module, Callable[..., Tensor]]]:
+        """Yields each model that was called, the one of the most parameters first, and its loss."""
+        models = list({id(call.model): call.model for call in self._calls}.values())
+        for model in sorted(models, key=_size, reverse=True):
+            calls = [call for call in self._calls if call.model is model]
+            with quiet(*_EVENTS), self._unseen():
+                yield model, loss_of(calls, _outer(model, scale))
+
+    @contextlib.contextmanager
+    def _as_before(self, model: nn.Module) -> Iterator[None]:
+        """Lets the buffers of a model be what they were before the step, until the block ends."""
+        buffers = next(call.buffers for call in self._calls if call.model is model)
+        now = [(each, each.clone()) for each, _ in buffers]
+        try:
+            put(buffers)
+            yield
+        finally:
+            put(now)
+
+    def _casts(self, model: nn.Module) -> Iterator[Cast]:
+        explanation, copied = Explanation(), twin(model)[0]
+        observer = Observer(explanation, _state.below_autocast)
+        with self._unseen(), undrawn(), _state.observed(observer), observer:
+            for call in self._calls:
+                if call.model is model:
+                    call.again(copied)
+        for row in explanation.rows:
+            if row.casts:
+                target = (*row.outputs, "")[0]
+                others = [each for each in dict.fromkeys(row.inputs) if each != target]
+                source = " ".join(others) or target
+                yield Cast(row.operation, row.module, row.casts, source, target, row.cast_bytes)
+
+    @contextlib.contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """Keeps no calls until the block ends."""
+        self._depth.value += 1
+        try:
+            yield
+        finally:
+            self._depth.value -= 1
+
+    def _stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if not self._depth.value:
+            self._optimizers.add(optimizer)
+
+    def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self._depth.value or in_backward() or not torch.is_grad_enabled():
+            return original(module, *args, **kwargs)
+        kind: Any = type(module)
+        if _is_of_keras(kind) or not any(it.requires_grad for it in module.parameters()):
+            return original(module, *args, **kwargs)
+        call = Call.of(module, args, kwargs)
+        with self._unseen():
+            output = original(module, *args, **kwargs)
+        call.made(tensors_in(output))
+        self._calls.append(call)
+        return output
+
+
+def _outside(look: Callable[[], Found]) -> Found:
+    """Looks outside of any autocast that the script is in: a thread of its own is in none."""
+    if not (_state.entered() or any(map(torch.is_autocast_enabled, autocast_devices()))):
+        return look()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(look).result()
+
+
+def _size(model: nn.Module) -> int:
+    return sum(each.numel() for each in model.parameters())
+
+
+def _outer(model: nn.Module, scale: float) -> float:
+    """Returns the scale in the gradients outside of a model."""
+    return 1.0 if forward_of(model) is not None else scale
+
+
+def _power(model: nn.Module, found: Ranges, scale: float) -> int:
+    """Returns the exponent of what multiplied the gradients inside of a model."""
+    forward, power = forward_of(model), math.frexp(scale)[1] - 1
+    if forward is None:
+        return power
+    # A region multiplies whatever enters to the size of its scale.
+    return power - math.frexp(found.entering)[1] if forward.region._scaled else 0
+
+
+def _together(found: list[tuple[nn.Module, Ranges]]) -> Ranges:
+    """Returns the ranges of several models as one, their modules below the names of the models."""
+    _, first = found[0]
+    if len(found) == 1:
+        return first
+    rows = [
+        with_changes(row, module=f"{type(model).__name__}.{row.module}")
+        for model, each in found
+        for row in each.rows
+    ]
+    return with_changes(first, rows=tuple(rows))
