@@ -57,6 +57,11 @@ def training(model, on_overflow="widen", lr=1e-16, **settings):
     return region, step
 
 
+def repeated(step, times):
+    for _ in range(times):
+        step()
+
+
 @pytest.mark.parametrize(
     ("build", "where", "lr"),
     [(overflowing, {"0.narrow"}, 1e-13), (steep, {"0", "1", "2"}, 1e-20)],
@@ -64,8 +69,7 @@ def training(model, on_overflow="widen", lr=1e-16, **settings):
 def test_a_run_that_would_stand_still_goes_on(build, where, lr):
     region, step = training(build(), lr=lr)
     with pytest.warns(WidenedRegionWarning):
-        for _ in range(12):
-            step()
+        repeated(step, 12)
     losses = [step().item() for _ in range(8)]
     assert where & {each.where for each in region.widened}
     assert region.history.skipped < 14
@@ -172,8 +176,7 @@ def test_whoever_listens_is_told():
 def test_the_warning_says_what_to_write():
     region, step = training(overflowing())
     with pytest.warns(WidenedRegionWarning, match=r"0\.narrow: matmul made inf") as caught:
-        for _ in range(8):
-            step()
+        repeated(step, 8)
     (text,) = {str(each.message) for each in caught}
     policy = text.rpartition("write policy=")[2].rstrip(".")
     region.remove()
