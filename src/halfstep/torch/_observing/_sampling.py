@@ -33,8 +33,8 @@ def watch(
         model: The model, prepared or not. What is inside of a compiled one cannot be seen.
         every: Look at each call of a number that this divides.
         first: Look at so many calls at the start, too.
-        after_fault: Look at so many calls after a step that a region or a scaler has skipped. On
-            an accelerator, it is known no later than the next step that is looked at.
+        after_fault: Look at so many calls after a step that a region or a GradScaler of halfstep
+            has skipped. On an accelerator, it is known no later than the next regular look.
         keep: How many of the latest samples are kept.
 
     Returns:
