@@ -102,6 +102,17 @@ def test_the_first_scaler_counts_the_steps():
     assert len(run.steps) == 2
 
 
+def test_without_an_optimizer_each_loss_is_a_step():
+    run = Run(Looking())
+    for loss in (3.0, 2.0):
+        run.examiner("loss", {"value": loss, "source": "backward"})
+    assert [(step.number, step.loss, step.scale) for step in run.steps] == [
+        (1, 3.0, None),
+        (2, 2.0, None),
+    ]
+    assert run.of("look") == []
+
+
 def test_several_steps_at_once():
     run = Run()
     for loss in (3.0, 2.0):

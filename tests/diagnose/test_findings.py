@@ -149,6 +149,12 @@ def test_nothing_was_trained():
     assert told(found(failed, run=RunResult(policy="mixed_float16"))) == []
 
 
+def test_a_script_without_an_optimizer():
+    (note,) = found(trained(steps=(Step(1, 1.0), Step(2, 0.5)))).findings
+    assert note.severity == "note"
+    assert note.text.startswith("No optimizer was seen: each loss counts as a step")
+
+
 def test_a_policy_that_did_not_take_effect():
     run = RunResult(policy="mixed_float16", steps=40, lowered=False)
     (error,) = found(None, run=run).findings

@@ -70,10 +70,17 @@ def _untrained(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
     report = evidence.report
     if not report.steps and not report.error and "jax" not in evidence.frameworks:
         yield Finding("error", f"Nothing was trained: {why_untrained(evidence.run)}.")
+    if report.steps and _is_by_hand(report):
+        text = "No optimizer was seen: each loss counts as a step, and no ranges were looked at."
+        yield Finding("note", text)
     if report.steps and evidence.run.ineffective:
         why = why_ineffective(evidence.run)
         text = f"{report.policy} did not take effect, because {why}. {LIKELY_REASONS}"
         yield Finding("error", text)
+
+
+def _is_by_hand(report: Report) -> bool:
+    return all(step.scale is None for step in report.steps)
 
 
 def _frameworks(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
@@ -90,7 +97,8 @@ def _fault(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
         text = what.removeprefix(f"{fault.module}: ")
         text = text[:1].upper() + text[1:]
         severity = "error" if decisive else "warning"
-        yield Finding(severity, f"{text} (step {step.step}).", fault.module, fault.remedy)
+        when = "" if _is_by_hand(evidence.report) else f" (step {step.step})"
+        yield Finding(severity, f"{text}{when}.", fault.module, fault.remedy)
     elif decisive and decisive.outside:
         before = f", before {decisive.line}" if decisive.line else ""
         yield Finding(

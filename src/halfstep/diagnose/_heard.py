@@ -92,8 +92,8 @@ class Heard:
     @property
     def text(self) -> str:
         """How far the script is, for a progress line."""
-        losses = [step.loss for step in self._steps if step.loss is not None]
-        loss = f", loss {losses[-1]:.4g}" if losses else ""
+        last = next((it.loss for it in reversed(self._steps) if it.loss is not None), None)
+        loss = "" if last is None else f", loss {last:.4g}"
         looks = f", {len(self._looks)} looked at" if self._looks else ""
         return f"{len(self._steps)} steps{loss}{looks}"
 
