@@ -47,6 +47,8 @@ def partitioned(function):
 
 
 HOMOGENEOUS = {
+    "in_16_bits": lambda kept, ct: ct.astype(jnp.bfloat16).astype(ct.dtype),
+    "with_8_bits_of_exponent": lambda kept, ct: lax.reduce_precision(ct, 8, 7),
     "itself": lambda kept, ct: ct,
     "nothing": lambda kept, ct: jnp.zeros_like(ct),
     "product": lambda kept, ct: kept @ ct + jnp.sum(kept * ct),
@@ -73,6 +75,8 @@ HOMOGENEOUS = {
     "kernel": lambda kept, ct: jax.pure_callback(lambda k, c: k * c, ct, kept, ct),
 }
 OTHERS = {
+    "in_8_bits": lambda kept, ct: ct.astype(jnp.float8_e5m2).astype(ct.dtype),
+    "with_4_bits_of_exponent": lambda kept, ct: lax.reduce_precision(ct, 4, 3),
     "clip": lambda kept, ct: jnp.clip(ct, -1e-3, 1e-3),
     "by_norm": lambda kept, ct: ct * jnp.minimum(1.0, 1e-3 / norm(ct)),
     "unit": lambda kept, ct: ct / norm(ct),

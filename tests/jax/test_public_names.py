@@ -12,6 +12,7 @@ NAMES = {
         "NoOpLossScale",
         "OperationRow",
         "StaticLossScale",
+        "UnscaledGradientsWarning",
         "WithMastersState",
         "all_finite",
         "apply_if_finite",

@@ -13,7 +13,7 @@ Culprits: TypeAlias = tuple[tuple[str, str], ...]
 _SHOWN = 5
 _FIRST = 25
 # What stands between a step and whoever asked for it.
-_INNER = ("halfstep.", "keras.")
+_INNER = ("halfstep.", "keras.", "jax.")
 
 
 class SkippedStepsWarning(UserWarning):

@@ -30,6 +30,7 @@ from halfstep.jax._transformations._skipping import apply_if_finite as apply_if_
 from halfstep.jax._transformations._telling import check_skips as check_skips
 from halfstep.jax._transformations._telling import nonfinite as nonfinite
 from halfstep.jax._transformations._updates import apply_updates as apply_updates
+from halfstep.jax._unscaled import UnscaledGradientsWarning as UnscaledGradientsWarning
 
 __all__ = [
     "ApplyIfFiniteState",
@@ -38,6 +39,7 @@ __all__ = [
     "NoOpLossScale",
     "OperationRow",
     "StaticLossScale",
+    "UnscaledGradientsWarning",
     "WithMastersState",
     "all_finite",
     "apply_if_finite",

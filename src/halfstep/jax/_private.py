@@ -147,6 +147,11 @@ def is_transposed(equation: Any) -> bool:
     return "transpose(" in str(equation.source_info.name_stack)
 
 
+def is_of_gradient(equation: Any) -> bool:
+    """Returns whether an equation is part of a derivative, and not of a solver that is transposed."""
+    return "transpose(jvp(" in str(equation.source_info.name_stack)
+
+
 def source(equation: Any) -> str:
     """Returns the line from which an equation was traced, as `file:line (function)`."""
     frames = _user_frames(equation.source_info.traceback)

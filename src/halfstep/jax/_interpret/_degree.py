@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from jax import numpy as jnp
 
+from halfstep.jax._interpret import _degree_names as names
 from halfstep.jax._ops import plain_name
 from halfstep.jax._private import Literal
 
@@ -21,29 +22,7 @@ ANY = "any"
 MIXED = "mixed"
 _CONSTANT = (0.0, ANY)
 
-_JOINED = "add add_any sub max min rem clamp concatenate pad complex"
-_KEPT = """
-    neg abs real imag conj broadcast_in_dim reshape transpose squeeze expand_dims rev slice
-    dynamic_slice gather split tile copy copy_p name stop_gradient sharding_constraint
-    layout_constraint reduce_precision reduce_sum reduce_max reduce_min cumsum cummax cummin
-    reduce_window_sum reduce_window_max reduce_window_min fft
-"""
-_EACH = """
-    psum psum_invariant pmax pmin all_gather all_gather_invariant all_to_all ppermute
-    reduce_scatter pvary pcast optimization_barrier device_put
-"""
-_MULTIPLIED = "mul dot_general conv_general_dilated ragged_dot_general"
-_COMPARED = "eq ne lt le gt ge eq_to lt_to le_to sign is_finite atan2 argmax argmin"
-_CALLED = """
-    jit pjit closed_call core_call remat2 checkpoint remat custom_jvp_call custom_vjp_call
-    shard_map custom_partitioning halfstep_true
-"""
-# Nothing is known of what is inside, and the backward of a kernel is a derivative.
-_OPAQUE = """
-    pallas_call mpmd_map ffi_call pure_callback tpu_custom_call triton_kernel_call
-    dot_product_attention_bwd dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd
-"""
-_OBSERVING = "debug_print debug_callback io_callback"
+_BITS, _EXPONENT = 16, 5  # of float16
 
 
 class _ObservedError(Exception):
@@ -151,7 +130,18 @@ def _converted(equation: Any, given: list[Degree]) -> list[Degree]:
     dtype = equation.params["new_dtype"]
     if dtype == np.bool_:
         return _compared(equation, given)
-    return given if jnp.issubdtype(dtype, np.inexact) else _other(equation, given)
+    if not jnp.issubdtype(dtype, np.inexact):
+        return _other(equation, given)
+    return _rounded(equation, given, wide=jnp.finfo(dtype).bits >= _BITS)
+
+
+def _rounded(equation: Any, given: list[Degree], *, wide: bool) -> list[Degree]:
+    # Formats of 8 bits end so near that it shows how large a number is.
+    return given if wide else _other(equation, given)
+
+
+def _cut(equation: Any, given: list[Degree]) -> list[Degree]:
+    return _rounded(equation, given, wide=equation.params["exponent_bits"] >= _EXPONENT)
 
 
 def _divided(equation: Any, given: list[Degree]) -> list[Degree]:
@@ -262,21 +252,22 @@ def _settled(turn: Callable[[list[Degree]], list[Degree]], carry: list[Degree]) 
 
 
 _LISTS: dict[str, Rule] = {
-    _JOINED: _joined,
-    _KEPT: _kept,
-    _EACH: _each,
-    _MULTIPLIED: _multiplied,
-    _COMPARED: _compared,
-    _CALLED: _called,
-    _OPAQUE: _opaque,
-    _OBSERVING: _observing,
+    names.JOINED: _joined,
+    names.KEPT: _kept,
+    names.EACH: _each,
+    names.MULTIPLIED: _multiplied,
+    names.COMPARED: _compared,
+    names.CALLED: _called,
+    names.OPAQUE: _opaque,
+    names.OBSERVING: _observing,
     "scatter scatter_add scatter_sub scatter_min scatter_max": _scattered,
     "select_and_scatter_add select_and_gather_add": _pooled,
 }
 
 _RULES: dict[str, Rule] = {
-    **{name: rule for names, rule in _LISTS.items() for name in names.split()},
+    **{name: rule for each, rule in _LISTS.items() for name in each.split()},
     "convert_element_type": _converted,
+    "reduce_precision": _cut,
     "div": _divided,
     "triangular_solve": _solved,
     "square": _to_the(lambda equation: 2.0),
