@@ -32,6 +32,7 @@ class Examiner:
         self._send, self._every, self._steps, self._clock = send, every, steps, clock
         self._probe: Probe = NoProbe()
         self._looking: Any = None
+        self._end_looking: Callable[[], None] = lambda: None
         self.stop: Callable[[], None] = lambda: None
         self._handlers: dict[str, Callable[..., None]] = {
             "loss": self._on_loss,
@@ -51,9 +52,10 @@ class Examiner:
     def meet(self, probe: Probe) -> None:
         """Measures with a probe from now on: a framework was imported."""
         self._probe = probe
+        self._end_looking()
         self._looking = probe.look_closely()
         if self._looking is not None:
-            self._looking.start()
+            self._end_looking = self._looking.start()
 
     def __call__(self, event: str, values: dict[str, Any]) -> None:
         """Takes one event."""
@@ -152,7 +154,7 @@ class Examiner:
         self._send({**message, "report": report.to_dict()})
 
     def _end_step(self) -> None:
-        if self._number == self._steps:
+        if 0 < self._steps <= self._number:  # a loop may do several at once
             self.finish()
             self._send({"kind": "enough"})
         elif self._clock() - self._flushed >= _PERIOD_SECONDS:
