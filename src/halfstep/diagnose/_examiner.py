@@ -36,6 +36,7 @@ class Examiner:
         self.stop: Callable[[], None] = lambda: None
         self._handlers: dict[str, Callable[..., None]] = {
             "loss": self._on_loss,
+            "nonfinite": self._on_nonfinite,
             "step": self._on_step,
             "update": self._on_update,
         }
@@ -68,6 +69,8 @@ class Examiner:
         with self._lock:
             self._flush()
             self._send({"kind": "frameworks", "frameworks": _frameworks()})
+            for text in self._looking.notes if self._looking else ():
+                self._send({"kind": "note", "text": text})
         self.stop()
 
     def _on_loss(self, value: Any, source: str = "") -> None:
@@ -79,6 +82,10 @@ class Examiner:
         self._losses.append(loss)
         if not math.isfinite(loss):
             self._look_for_faults(self._number + 1, outside=True)
+
+    def _on_nonfinite(self) -> None:
+        """Learns that the step has made something that is not finite, whatever its loss is."""
+        self._look_for_faults(self._number + 1)
 
     def _on_step(self, record: Any) -> None:
         self._records.append(record)
@@ -133,7 +140,8 @@ class Examiner:
 
         def look(number: int) -> None:
             found: Diagnosis = self._looking.faults(self._scale)
-            beyond = not found and (outside or self._looking.entered_broken)
+            elsewhere = outside and not self._looking.whole
+            beyond = not found and (elsewhere or self._looking.entered_broken)
             self._tell(number, failed=True, outside=beyond, diagnosis=found)
 
         self._attempt(number, look)

@@ -23,10 +23,11 @@ _MANY_SKIPS = 0.1
 _IN_A_ROW = 3
 _SHOWN_MODULES = 5
 _INSTEAD = {
-    "keras": "halfstep.keras.diagnose(model, x, y) looks into the layers of a Keras model; here, "
-    "only losses, scales and skipped steps are told.",
-    "jax": "halfstep.jax.diagnose(function, *arguments) looks into a function of JAX; what a "
-    "script computes with JAX is not seen here.",
+    "keras": "Looked at is what `fit` calls, and models that the script calls itself; for others, "
+    "write halfstep.keras.diagnose(model, x, y).",
+    "jax": "Looked at are calls of functions given to jax.jit, jax.grad or jax.value_and_grad that "
+    "take gradients, and none was seen; for others, write "
+    "halfstep.jax.diagnose(function, *arguments).",
 }
 
 
@@ -178,6 +179,11 @@ def _unseen(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
         yield Finding("note", f"Step {step} could not be looked at closely: {why}.")
 
 
+def _notes(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
+    for text in dict.fromkeys(evidence.notes if evidence.report.steps else ()):
+        yield Finding("note", text)
+
+
 _FINDERS: tuple[Callable[[Evidence, Look | None], Iterator[Finding]], ...] = (
     _untrained,
     _frameworks,
@@ -187,4 +193,5 @@ _FINDERS: tuple[Callable[[Evidence, Look | None], Iterator[Finding]], ...] = (
     _ranges,
     _updates,
     _unseen,
+    _notes,
 )

@@ -72,8 +72,9 @@ class Looking:
         ('dense', 'matmul', 'forward')
     """
 
-    # What enters a model of Keras from a loss is a part of what is diagnosed.
-    entered_broken = False
+    # The loss is a part of what is diagnosed, so nothing broken comes from elsewhere.
+    whole, entered_broken = True, False
+    notes = ()
 
     def __init__(self) -> None:
         self._kept: list[Kept] = []

@@ -36,6 +36,16 @@ class Lookings:
             each.forget()
 
     @property
+    def whole(self) -> bool:
+        """Whether all of the step is looked at, and not only what is in models."""
+        return all(each.whole for each in self._seeing)
+
+    @property
+    def notes(self) -> list[str]:
+        """What there is to say of how the script ran."""
+        return [text for each in self._found for text in each.notes]
+
+    @property
     def has_calls(self) -> bool:
         """Whether something was called in the step that can be looked at."""
         return any(each.has_calls for each in self._found)

@@ -173,6 +173,13 @@ def torch_probe() -> Probe:
     return TorchProbe()
 
 
+def jax_probe() -> Probe:
+    """Returns the probe of JAX."""
+    from halfstep.jax._measure import Probe as Found
+
+    return Found()
+
+
 def keras_probe() -> KerasProbe:
     """Returns the probe of Keras."""
     from halfstep.keras._measure import Probe as Found
