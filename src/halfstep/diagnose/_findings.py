@@ -50,10 +50,19 @@ def _decisive(evidence: Evidence) -> Look | None:
 
     What overflows in a backward pass is what a scale finds its range by, unless it goes on so.
     """
-    failed = [look for look in evidence.looks if look.failed]
-    real = [look for look in failed if look.outside or _is_forward(look.report.diagnosis)]
+    failed = [look for look in evidence.looks if look.failed and _shows(look)]
+    skipped = {step.number for step in evidence.report.skipped}
+    real = [
+        look
+        for look in failed
+        if look.outside or _is_forward(look.report.diagnosis) or look.step not in skipped
+    ]
     lasting = failed[-1:] if _is_stuck(evidence.report) else []
     return next(iter(real or lasting), None)
+
+
+def _shows(look: Look) -> bool:
+    return look.outside or bool(look.report.diagnosis)
 
 
 def _is_forward(diagnosis: Diagnosis) -> bool:
@@ -174,7 +183,10 @@ def _updates(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
         yield Finding("warning", text, name, 'prepare(model, optimizer, policy, masters="split")')
 
 
-def _unseen(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
+def _unseen(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
+    sound = [look for look in evidence.looks if look.failed and not _shows(look)]
+    for look in sound[:1] if decisive is None else ():
+        yield Finding("note", f"Step {look.step} was run again and made neither inf nor NaN.")
     for step, why in evidence.unseen[:1]:
         yield Finding("note", f"Step {step} could not be looked at closely: {why}.")
 

@@ -112,8 +112,15 @@ class Looking:
                 self._tell(*waiting)
 
     @property
+    def stepped(self) -> bool:
+        """Whether the script has taken a step with JAX."""
+        return self._steps.seen
+
+    @property
     def notes(self) -> Iterator[str]:
-        """What there is to say of how the script ran."""
+        """What there is to say of how the script ran, if it has taken a step with JAX."""
+        if not self.stepped:
+            return
         policies = ", ".join(self._policies)
         yield _RAN_UNDER.format(policies=policies) if policies else _AS_WRITTEN
         if self._steps.donated:
@@ -136,10 +143,17 @@ class Looking:
         """
         if self._now is None:
             return Diagnosis()
-        called, args, kwargs = self._now.called, self._now.args, self._now.kwargs
         with self._steps.unseen(), quiet(*_EVENTS):
-            found = diagnose(called.function, *args, **called.options, **kwargs)
+            found = self._inside(self._now) or _diagnosis(self._now)
         return replace(found, loss_scale=scale if scale != 1.0 else None)
+
+    def _inside(self, step: Call) -> Diagnosis:
+        """Returns what is wrong where gradients are taken, with forward and backward told apart."""
+        try:
+            inner = self._steps.inside(step)
+            return Diagnosis() if inner is step else _diagnosis(inner)
+        except Exception:  # of a library whose functions only run where it has prepared for them
+            return Diagnosis()
 
     def ranges(self, scale: float) -> Seen | None:
         """Returns what is known of the numbers of the step, None where there is none.
@@ -160,7 +174,9 @@ class Looking:
         self._now, signs = call, signs.read()
         if signs.loss is not None:
             emit("loss", value=float(signs.loss), source="jax")
-        if signs.broken > (self._known or 0):  # some may be so from the start, as a best loss of inf
+        if signs.broken > (
+            self._known or 0
+        ):  # some may be so from the start, as a best loss of inf
             self._known = signs.broken
             emit("nonfinite")
         emit("step", record=_record(signs))
@@ -172,6 +188,10 @@ class Looking:
         if not nested:
             self._policies[str(policy)] = None
         return original(program, policy, *args, nested=nested, **kwargs)
+
+
+def _diagnosis(call: Call) -> Diagnosis:
+    return diagnose(call.given.function, *call.args, **call.given.options, **call.kwargs)
 
 
 def _record(signs: Signs) -> Record:

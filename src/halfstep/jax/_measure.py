@@ -20,6 +20,9 @@ class Probe:
         ([1.0, 3.0], True)
     """
 
+    def __init__(self) -> None:
+        self._looking: Any = None
+
     def seed(self, seed: int) -> None:
         """Does nothing: random numbers come of keys that the script makes."""
 
@@ -35,7 +38,8 @@ class Probe:
         """Returns what looks at the numbers of a step."""
         from halfstep.jax._looking import Looking
 
-        return Looking()
+        self._looking = Looking()
+        return self._looking
 
     def set_policy(self, policy: str) -> None:
         """Does nothing: functions that `autocast` made ask for the policy in force."""
@@ -59,8 +63,9 @@ class Probe:
         """Returns the differences."""
         return [after - before for before, after in pairwise(marks)]
 
-    def has_lowered(self) -> None:
-        """Returns None: a function computes in what it is written in."""
+    def has_lowered(self) -> bool | None:
+        """Returns None if there were steps: a function computes in what it is written in."""
+        return None if self._looking is not None and self._looking.stepped else False
 
     def may_count(self) -> bool:
         """Returns False: what is kept for a gradient cannot be seen."""

@@ -54,7 +54,9 @@ def signs_of(call: Call) -> Signs:
     """
     given = (call.args, call.kwargs)
     before, after = scale_in(given), scale_in(call.result)
-    return Signs(_loss(call.result, given), finite(call.result), before, after, _sound(call.result))
+    known = call.given.loss
+    loss = known(call.result) if known else _loss(call.result, given)
+    return Signs(loss, finite(call.result), before, after, _sound(call.result))
 
 
 def finite(tree: Any) -> list[Any]:

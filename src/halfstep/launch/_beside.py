@@ -31,6 +31,11 @@ class Beside:
         """Returns what looks with both."""
         return Lookings([self._main.look_closely(), self._other.look_closely()])
 
+    def has_lowered(self) -> bool | None:
+        """Returns whether either was to compute in low precision, None if the other may have."""
+        found: bool | None = self._main.has_lowered() or self._other.has_lowered()
+        return found
+
     def peak_memory(self) -> tuple[int, str] | None:
         """Returns the most bytes in use on the device, from whichever tells."""
         found: tuple[int, str] | None = self._main.peak_memory() or self._other.peak_memory()
