@@ -77,7 +77,7 @@ def _is_stuck(report: Report) -> bool:
 
 def _untrained(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
     report = evidence.report
-    if not report.steps and not report.error and "jax" not in evidence.frameworks:
+    if not report.steps and not report.error and evidence.frameworks != ("jax",):
         yield Finding("error", f"Nothing was trained: {why_untrained(evidence.run)}.")
     if report.steps and evidence.run.ineffective:
         why = why_ineffective(evidence.run)

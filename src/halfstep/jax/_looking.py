@@ -74,6 +74,7 @@ class Looking:
         >>> for _ in range(2):
         ...     result = step(jax.numpy.full(2, 300.0, "float16"))
         loss
+        nonfinite
         step
         update
         >>> print(looking.faults(scale=1.0).first.operation)

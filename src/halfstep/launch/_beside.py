@@ -15,7 +15,7 @@ class Beside:
     Example:
         >>> from types import SimpleNamespace
         >>> from halfstep.launch._probe import NoProbe
-        >>> other = SimpleNamespace(versions=lambda: {"jax": "0.10.2"})
+        >>> other = SimpleNamespace(versions=lambda: {"jax": "0.10.2"}, has_lowered=lambda: None)
         >>> both = Beside(NoProbe(), other)
         >>> both.versions(), both.floats([1])
         ({'jax': '0.10.2'}, [1.0])
@@ -32,9 +32,9 @@ class Beside:
         return Lookings([self._main.look_closely(), self._other.look_closely()])
 
     def has_lowered(self) -> bool | None:
-        """Returns whether either was to compute in low precision, None if the other may have."""
-        found: bool | None = self._main.has_lowered() or self._other.has_lowered()
-        return found
+        """Returns whether either was to compute in low precision, None if one does not know."""
+        found = (self._main.has_lowered(), self._other.has_lowered())
+        return True if True in found else None if None in found else False
 
     def peak_memory(self) -> tuple[int, str] | None:
         """Returns the most bytes in use on the device, from whichever tells."""
@@ -46,5 +46,6 @@ class Beside:
         return str(self._main.device() or self._other.device())
 
     def versions(self) -> dict[str, str]:
-        """Returns the names and versions of both."""
-        return {**self._main.versions(), **self._other.versions()}
+        """Returns the names and versions of both; others import JAX, too, without a use for it."""
+        used = self._other.has_lowered() is not False
+        return {**self._main.versions(), **(self._other.versions() if used else {})}

@@ -89,6 +89,7 @@ class Session:
         """Sends what is left and what is known only at the end."""
         with contextlib.suppress(RuntimeError):  # such as a device that an error has disabled
             self._recorder.flush()
+        self._send_versions()  # of what was used, too
         peak, kind = self._probe.peak_memory() or (self._memory.bytes(), self._memory.kind)
         device = self._probe.device() or processor_name()
         self._send({"kind": "end", "peak_memory": peak, "peak_memory_kind": kind, "device": device})
