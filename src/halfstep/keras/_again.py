@@ -35,10 +35,13 @@ class Compiled:
 
     def again(self) -> None:
         """Runs it once more, and changes no variable; where that ends early, so be it."""
-        with quiet(*_EVENTS), untold(), uncompiled(), keras.StatelessScope(self.values):
+        with contextlib.ExitStack() as stack:
             # Of all that it does, only the calls of models matter, which come first.
-            with contextlib.suppress(Exception):
-                self.function(*self.args, **self.kwargs)
+            stack.enter_context(contextlib.suppress(Exception))
+            for each in (quiet(*_EVENTS), untold(), uncompiled()):
+                stack.enter_context(each)
+            stack.enter_context(keras.StatelessScope(self.values))
+            self.function(*self.args, **self.kwargs)
 
 
 def uncompiled() -> contextlib.AbstractContextManager[None]:

@@ -78,7 +78,8 @@ class Calls:
         >>> calls = Calls(lambda model: None)
         >>> undo = list(calls.install())
         >>> layer = keras.layers.Dense(1)
-        >>> loss = keras.losses.MeanSquaredError()(keras.ops.ones((2, 1)), layer(keras.ops.ones((2, 3))))
+        >>> outputs = layer(keras.ops.ones((2, 3)))
+        >>> loss = keras.losses.MeanSquaredError()(keras.ops.ones((2, 1)), outputs)
         >>> [(each.model is layer, each.whole) for each in calls.kept]
         [(True, True)]
         >>> while undo:
@@ -143,7 +144,9 @@ class Calls:
             self.kept.append(Kept(layer, values, *args, training=training, outputs=result[:1]))
         return result
 
-    def _loss(self, original: Any, loss: Any, targets: Any, outputs: Any, *args: Any, **kw: Any) -> Any:
+    def _loss(
+        self, original: Any, loss: Any, targets: Any, outputs: Any, *args: Any, **kw: Any
+    ) -> Any:
         last = self.kept[-1] if self.kept else None
         here = not self._local.depth and not inside.step
         if here and last is not None and last.loss is None and not is_traced((targets, outputs)):

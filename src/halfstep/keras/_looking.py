@@ -99,7 +99,7 @@ class Looking:
 
     @property
     def whole(self) -> bool:
-        """Whether the losses of all calls are known, so that nothing broken comes from elsewhere."""
+        """Whether the loss of each call is known, so that nothing broken comes from elsewhere."""
         return all(each.whole for each in self._kept(self._now))
 
     def faults(self, scale: float) -> Diagnosis:
