@@ -58,6 +58,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/region.py
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/watching.py
 
 clean:
 	rm -rf $(VENV) site build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

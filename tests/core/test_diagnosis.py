@@ -36,6 +36,11 @@ def test_the_text_of_a_fault():
         ({"source": "net.py:12 (loss)"}, "\n  in net.py:12 (loss)"),
         ({"role": "grad_weight"}, "the gradient of its weight of shape (2, 64) holds it"),
         ({"dtype": "bfloat16"}, "in bfloat16, which ends at 3.38953e+38"),
+        (
+            {"kind": "underflow", "role": "grad_input", "phase": "backward"},
+            "block/ff: most of the gradient of its input became zero in matmul, in float16, which"
+            " begins at 6e-08\n  it has the shape (2, 64), and zeros where float32 has numbers",
+        ),
     ],
 )
 def test_what_else_is_told(changes, text):

@@ -1,3 +1,4 @@
+import dataclasses
 import hashlib
 import json
 import re
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from halfstep.core import Report
+from halfstep.core import Diagnosis, Report, Step
 from halfstep.errors import MissingExtraError
 from halfstep.report import check_page, page
 from halfstep.report._page import embedded
@@ -118,6 +119,21 @@ def test_all_parts_of_a_full_report_are_there():
     assert REPORT.findings[1].text in text
     assert "train.py:41 (forward)" in text
     assert "1 error, 1 warning, 1 note" in text
+
+
+def test_an_underflow_is_told_in_its_own_words():
+    fault = dataclasses.replace(REPORT.diagnosis.first, kind="underflow", role="grad_input")
+    text = page(dataclasses.replace(REPORT, diagnosis=Diagnosis((fault,))))
+    assert "most of the gradient of its input became zero in matmul" in text
+    assert "made underflow" not in text
+
+
+def test_very_many_skipped_steps_do_not_fill_the_page():
+    steps = tuple(Step(number, skipped=True, reason="why") for number in range(1, 2001))
+    text = page(Report(script="a.py", policy="float32", steps=steps))
+    assert "the first 500 of 2000" in text
+    assert "Skipped steps (2000)" in text
+    assert text.count("<td>why</td>") == 500
 
 
 def test_it_says_that_the_script_failed_and_not_that_all_is_well():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from halfstep.core import Report
+from halfstep.core import Exponents, Range, Ranges, Report
 from halfstep.report import page
 from tests.report.browser import browsing
 from tests.report.reports import HOSTILE, MODULES, REPORT, ROLES, hostile
@@ -170,6 +170,21 @@ def test_the_tensor_the_format_and_the_scale_can_be_chosen(faulty):
         "return [...document.querySelectorAll('#role optgroup')].map(it => it.label)"
     )
     assert groups == ["Forward pass", "Backward pass"]
+
+
+def test_a_heat_map_of_very_many_modules_names_as_many_as_there_is_room_for(browser, tmp_path):
+    one = Exponents({0: 4, 3: 1}, largest=9.0)
+    rows = tuple(Range(f"layers.{index}", "output", one, one) for index in range(400))
+    report = Report(script="a.py", policy="float32", ranges=Ranges(rows))
+    (tmp_path / "many.html").write_text(page(report), encoding="utf-8")
+    browser.open(tmp_path / "many.html")
+    labels = browser.wait_for(
+        "const found = [...document.querySelectorAll('#heat .ytick text')];"
+        "return found.length && found.map(it => it.textContent)"
+    )
+    assert len(labels) == 100
+    assert "layers.0" in labels
+    assert browser.run(HEAT + ".data[0].z.length") == 400
 
 
 def drag(browser, plot):

@@ -58,12 +58,13 @@ def test_what_is_to_be_pasted_stays_in_its_line():
 def test_the_tensors_that_lose_the_most():
     one, small = Exponents({0: 1}, largest=1.0), Exponents({-30: 3, -4: 1}, largest=0.1)
     rows = (
-        Range("fine", "output", one, one),
-        Range("some", "output", Exponents({-30: 1, 0: 3}, largest=1.0), one),
-        Range("most", "output", small, small),
-        Range("scaled", "grad_weight", small, small),
-        Range("broken", "output", one, Exponents({0: 1}, nans=2, largest=1.0)),
+        ("fine", "output", one, one),
+        ("some", "output", Exponents({-30: 1, 0: 3}, largest=1.0), one),
+        ("most", "output", small, small),
+        ("scaled", "grad_output", small, small),
+        ("broken", "output", one, Exponents({0: 1}, nans=2, largest=1.0)),
     )
+    rows = (*(Range(*row, "float16") for row in rows), Range("wide", "output", small, small))
     lines = printed(Report(script="a.py", policy="float16", ranges=Ranges(rows), power=6))
     start = lines.index("numbers that become 0 in float16, or are not finite")
     assert [line.split() for line in lines[start + 3 :]] == [

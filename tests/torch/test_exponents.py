@@ -1,5 +1,7 @@
 """Counts on the device, against those that NumPy makes of the same values."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -7,17 +9,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfstep import Exponents
-from halfstep.torch._observing import _exponents
+from halfstep.torch._native._kernel import LARGE, kernel
+from halfstep.torch._observing import _counting
 from halfstep.torch._observing._exponents import Tally
 
-COUNTERS = {"here": _exponents._count_here, "elsewhere": _exponents._count}
+
+def without_kernel(numbers, row):
+    with mock.patch.object(_counting, "kernel_at_hand", return_value=None):
+        _counting._count_here(numbers, row)
+
+
+def with_kernel(numbers, row):
+    found = kernel() or pytest.skip("needs a C compiler")
+    with mock.patch.object(_counting, "kernel_at_hand", return_value=found):
+        _counting._count_here(numbers, row)
+
+
+COUNTERS = {
+    "kernel": with_kernel,
+    "operations": without_kernel,
+    "elsewhere": _counting._count_anywhere,
+}
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -3e-40, 1.1754942e-38, 1.17549435e-38, 3.4e38]
 
 
 @pytest.fixture(params=COUNTERS)
 def way(request, monkeypatch):
-    """Counts on the CPU in the way of every other device, too."""
-    monkeypatch.setitem(_exponents._COUNT, "cpu", COUNTERS[request.param])
+    """Counts on the CPU in each of the ways that there are."""
+    monkeypatch.setitem(_counting._COUNT, "cpu", COUNTERS[request.param])
 
 
 def counted(*tensors):
@@ -51,7 +70,7 @@ def test_wider_formats_are_seen_as_float32(way, dtype):
 
 
 def test_several_chunks_and_calls_add_up(way, monkeypatch):
-    monkeypatch.setattr(_exponents, "_CHUNK", 7)
+    monkeypatch.setattr(_counting, "_CHUNK", 7)
     parts = [torch.tensor(SPECIAL), every_format(1), torch.zeros(20), torch.zeros(0)]
     assert counted(*parts) == Exponents.of(torch.cat(parts).numpy())
 
@@ -59,9 +78,9 @@ def test_several_chunks_and_calls_add_up(way, monkeypatch):
 @given(st.lists(st.floats(width=32), max_size=50))
 def test_any_values(values):
     for count in COUNTERS.values():
-        row = torch.zeros(_exponents._WIDTH, dtype=torch.int64)
+        row = torch.zeros(_counting.WIDTH, dtype=torch.int64)
         count(torch.tensor([*values, 1.0]), row)
-        assert _exponents._exponents(row.tolist()) == Exponents.of([*values, 1.0])
+        assert _counting.exponents_of(row.tolist()) == Exponents.of([*values, 1.0])
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
@@ -76,6 +95,19 @@ def test_layouts_and_kinds(way):
     assert counted({"a": [dense, None, 3]}, torch.nn.Parameter(dense)) == counted(dense, dense)
     for other in (torch.arange(3), torch.ones(3, dtype=torch.bool), torch.ones(2, device="meta")):
         assert counted(other) is None
+
+
+def test_more_than_fits_a_block_of_the_kernel(way):
+    values = torch.cat([every_format(4), torch.tensor(SPECIAL)] * 3)
+    for some in (values, values[:4096], values[: 2 * 4096 + 1]):
+        assert counted(some) == Exponents.of(some.numpy())
+
+
+def test_small_tensors_do_not_lead_to_a_kernel_being_built(undecided):
+    assert counted(torch.ones(LARGE - 1)).total == LARGE - 1
+    assert not kernel.cache_info().currsize
+    assert counted(torch.ones(LARGE)).total == LARGE
+    assert kernel.cache_info().currsize
 
 
 def test_flushed_subnormals_count_as_what_they_are(way):
@@ -124,3 +156,15 @@ def test_nothing_waits_for_the_device():
         torch.cuda.set_sync_debug_mode("default")
     expected = Exponents.of(values.numpy()) + Exponents.of(values.half().float().numpy())
     assert tally.read()["key"] == expected
+
+
+def test_what_is_taken_is_read_later_and_leaves_nothing():
+    tally = Tally()
+    tally.add("first", torch.tensor([1.0, 0.0]))
+    taken = tally.take()
+    tally.add("second", torch.tensor([2.0]))
+    expected = {"first": Exponents.of([1.0, 0.0])}
+    assert taken.read() == expected
+    taken.pack()
+    assert taken.read() == expected
+    assert tally.read() == {"second": Exponents.of([2.0])}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from halfstep.torch import GradScaler, autocast, ranges
+from halfstep.torch import GradScaler, autocast, prepare, ranges
 from tests.torch.stepping import CASES
 
 UNSCALED = "mixed_float16, scale=none, rules=halfstep-1 + convolution=lower"
@@ -75,6 +75,23 @@ def test_nothing_is_lost_at_the_scale_that_is_recommended(case):
     assert all(row.lost < 0.001 for row in found.rows if row.role.startswith("grad"))
     assert all(row.run.infs == row.run.nans == 0 for row in found.rows)
     assert found.lost(found.power) < 0.001 < measured(case, policy=UNSCALED).lost()
+
+
+@EVERY
+def test_neither_is_it_after_some_training(case):
+    model, rules = case.model(), UNSCALED.partition("none")[2]
+    scale = ranges(model, case.batch(), case.loss).region_scale
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    region = prepare(model, optimizer, f"mixed_float16, scale=static({scale}){rules}")
+    for _ in range(20):
+        optimizer.zero_grad()
+        case.loss(model, case.batch()).backward()
+        optimizer.step()
+    found = ranges(model, case.batch(), case.loss)
+    gradients = [row for row in found.rows if row.role == "grad_weight"]
+    assert region.history.skipped == 0
+    assert all(row.lost < 0.001 for row in gradients)
+    assert found.form == "float16"
 
 
 @EVERY

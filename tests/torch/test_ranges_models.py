@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from halfstep import Exponents
 from halfstep.errors import PolicyError, UsageError
-from halfstep.torch import keep_masters, lost_updates, prepare, ranges
+from halfstep.torch import keep_masters, lost_updates, prepare, ranges, set_global_policy
 from halfstep.torch._observing._families import families_of
 from tests.torch.stepping import CASES
 
@@ -44,6 +44,23 @@ def test_tied_weights_are_those_of_the_module_that_comes_first():
     found = ranges(model, torch.ones(4, 3), summed)
     weights = [row.module for row in found.rows if row.role == "grad_weight"]
     assert weights == ["0"]
+
+
+def test_outputs_without_a_gradient_and_sparse_gradients():
+    model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.LSTM(4, 4, batch_first=True))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.tensor([[1, 2, 2]])
+    for policy in (None, "mixed_float16"):
+        found = ranges(
+            model,
+            batch,
+            lambda model, batch: model(batch)[0].square().sum(),
+            policy=policy,
+            optimizer=optimizer,
+        )
+        assert role(found, "0", "grad_weight").reference.total == 12
+        assert role(found, "1", "grad_output").reference.total == 12
+        assert dict(found.updates)["0.weight"] == 0.0
 
 
 class Recomputing(nn.Module):
@@ -90,6 +107,19 @@ def test_the_inside_of_a_region_is_in_its_format(policy):
     forms = {row.form for row in found.rows if row.role in ("output", "grad_output")}
     assert forms == {policy.removeprefix("mixed_")}
     assert role(found, "0", "weight").form == "float32"
+
+
+def test_a_global_policy_is_followed():
+    case = CASES["mlp"]
+    expected = ranges(case.model(), case.batch(), case.loss, policy="mixed_float16")
+    set_global_policy("mixed_float16")
+    try:
+        model = case.model()
+        assert ranges(model, case.batch(), case.loss) == expected
+        case.loss(model, case.batch()).backward()
+        assert ranges(model, case.batch(), case.loss) == expected
+    finally:
+        set_global_policy("float32")
 
 
 def test_bfloat16_needs_no_scale_and_float8_one_for_each_tensor():

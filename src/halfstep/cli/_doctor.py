@@ -75,7 +75,8 @@ def doctor(
 
     Where the first inf or NaN comes from, which gradients become 0, what is cast, and what to write
     instead. It looks into PyTorch models; of Keras scripts it tells losses, scales and skipped
-    steps. The exit code is 1 if there is something to mend.
+    steps. The exit code is 1 if there is something to mend. Ctrl-C ends the training and shows what
+    was found so far.
     """
     asked = Examination.of(
         script, args or (), module=module, policy=policy, every=every, steps=steps

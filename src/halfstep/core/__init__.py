@@ -11,13 +11,13 @@ from halfstep.core._exponents import LOW_FORMATS as LOW_FORMATS
 from halfstep.core._exponents import Exponents as Exponents
 from halfstep.core._formats import FORMATS as FORMATS
 from halfstep.core._formats import Format as Format
+from halfstep.core._moments import Moment as Moment
 from halfstep.core._override import override_policy as override_policy
 from halfstep.core._override import overriding_policy as overriding_policy
 from halfstep.core._patches import replace as replace
 from halfstep.core._policy import Policy as Policy
 from halfstep.core._ranges import BACKWARD as BACKWARD
 from halfstep.core._ranges import FORWARD as FORWARD
-from halfstep.core._ranges import Moment as Moment
 from halfstep.core._ranges import Range as Range
 from halfstep.core._ranges import Ranges as Ranges
 from halfstep.core._report import SEVERITIES as SEVERITIES
@@ -29,6 +29,8 @@ from halfstep.core._rule import ACTIONS as ACTIONS
 from halfstep.core._rule import FAMILIES as FAMILIES
 from halfstep.core._rule import Rule as Rule
 from halfstep.core._rules import Rules as Rules
+from halfstep.core._samples import Reading as Reading
+from halfstep.core._samples import Sample as Sample
 from halfstep.core._scale import LossScale as LossScale
 from halfstep.core._scale import ScaleState as ScaleState
 from halfstep.core._skips import Culprits as Culprits
@@ -60,9 +62,11 @@ __all__ = [
     "Policy",
     "Range",
     "Ranges",
+    "Reading",
     "Report",
     "Rule",
     "Rules",
+    "Sample",
     "ScaleState",
     "SkippedStepsWarning",
     "Step",
@@ -95,9 +99,11 @@ for _value in (
     Policy,
     Range,
     Ranges,
+    Reading,
     Report,
     Rule,
     Rules,
+    Sample,
     ScaleState,
     SkippedStepsWarning,
     Step,

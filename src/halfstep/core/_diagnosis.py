@@ -33,8 +33,8 @@ class Fault:
         operation: A word for it, such as "matmul", "conv" or "divide"; "cast" where a number did
             not fit into the format that it was cast to, "data" where it came from outside.
         phase: "forward" or "backward".
-        role: What held it: "input", "weight", "target", "output", "grad_output", "grad_input" or
-            "grad_weight".
+        role: What held it: "input", "weight", "buffer", "target", "output", "grad_output",
+            "grad_input" or "grad_weight".
         kind: "inf", "nan", "inf and nan"; "underflow" where numbers became zero.
         dtype: The format that could not hold the number.
         shape: The shape of the tensor.

@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from halfstep.core import _fields
 from halfstep.core._formats import FORMATS, Format
 from halfstep.core._limits import exponent, flush_exponent, highest_power, named
@@ -17,6 +15,8 @@ TOLERANCE = 0.001
 # What a training step can be kept in instead of float32.
 LOW_FORMATS = tuple(each.name for each in FORMATS if each.bits <= 16)
 
+# A scale and its reciprocal are float32 values.
+_SCALES = Window(-126, 126)
 _COUNTS = ("zeros", "infs", "nans")
 
 
@@ -65,6 +65,8 @@ class Exponents:
             >>> Exponents.of([0.0, 1.0, 1.5, -8.0])
             Exponents(counts=((0, 2), (3, 1)), zeros=1, infs=0, nans=0, largest=8.0)
         """
+        import numpy as np  # the core is imported without it
+
         array = np.abs(np.asarray(values, dtype=np.float32)).ravel()
         finite = array[np.isfinite(array)].astype(np.float64)
         numbers = finite[finite > 0]
@@ -79,27 +81,52 @@ class Exponents:
 
     @property
     def numbers(self) -> int:
-        """How many values are finite and not zero."""
+        """How many values are finite and not zero.
+
+        Example:
+            >>> Exponents.of([0.0, 1.0, 3.0]).numbers
+            2
+        """
         return sum(count for _, count in self.counts)
 
     @property
     def total(self) -> int:
-        """How many values there are."""
+        """How many values there are.
+
+        Example:
+            >>> Exponents.of([0.0, 1.0, 3.0]).total
+            3
+        """
         return self.numbers + self.zeros + self.infs + self.nans
 
     @property
     def lowest(self) -> int | None:
-        """The smallest exponent, None where every value is zero, infinite or not a number."""
+        """The smallest exponent, None where every value is zero, infinite or not a number.
+
+        Example:
+            >>> Exponents.of([0.0, 1.0, 3.0]).lowest
+            0
+        """
         return self.counts[0][0] if self.counts else None
 
     @property
     def highest(self) -> int | None:
-        """The largest exponent, None where there is none."""
+        """The largest exponent, None where there is none.
+
+        Example:
+            >>> Exponents.of([0.0, 1.0, 3.0]).highest
+            1
+        """
         return self.counts[-1][0] if self.counts else None
 
     @property
     def zero(self) -> float:
-        """The fraction of all values that are zero."""
+        """The fraction of all values that are zero.
+
+        Example:
+            >>> Exponents.of([0.0, 0.0, 1.0, 3.0]).zero
+            0.5
+        """
         return self.zeros / max(self.total, 1)
 
     def flushed(self, form: Format | str, power: int = 0) -> float:
@@ -189,7 +216,8 @@ class Exponents:
         first = self._first_kept(tolerance)
         if first is None:
             return None
-        return Window(flush_exponent(named(form)) - first, highest_power(named(form), self.largest))
+        found = named(form)
+        return Window(flush_exponent(found) - first, highest_power(found, self.largest)) & _SCALES
 
     def _first_kept(self, tolerance: float) -> int | None:
         """Returns the largest exponent below which there is no more than may be lost."""

@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from halfstep.core._exponents import LOW_FORMATS, Exponents
-from halfstep.core._formats import Format
-from halfstep.core._limits import flush_exponent
+from halfstep.core._moments import Moment
 from halfstep.core._ranges_text import text
 from halfstep.core._window import Window
 
@@ -16,6 +15,8 @@ FORWARD = ("input", "weight", "output")
 BACKWARD = ("grad_output", "grad_input", "grad_weight")
 # How far from both ends of a window no scale is as good as any.
 _MARGIN = 8
+# The scales that a curve is shown over.
+_POWERS = range(-24, 49)
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,12 @@ class Range:
 
     @property
     def lost(self) -> float:
-        """The fraction of what is not zero in float32 that was zero in the run."""
+        """The fraction of what is not zero in float32 that was zero in the run.
+
+        Example:
+            >>> Range("head", "output", Exponents.of([1.0]), Exponents.of([0.0])).lost
+            1.0
+        """
         there, left = 1.0 - self.reference.zero, 1.0 - self.run.zero
         return max(0.0, 1.0 - left / there) if there else 0.0
 
@@ -66,55 +72,6 @@ class Range:
             "run": self.run.to_dict(),
             "lost": self.lost,
             "windows": {name: each and each.to_dict() for name, each in windows.items()},
-        }
-
-
-@dataclass(frozen=True)
-class Moment:
-    """What an Adam would make of the squares of a gradient.
-
-    Args:
-        parameter: The name of the parameter.
-        form: The name of the format that the optimizer keeps the second moment in.
-        eps: What the optimizer adds to the root of it.
-        squares: What one step adds to the second moment, where the gradient is not zero.
-
-    Example:
-        >>> moment = Moment("weight", "float16", 1e-8, Exponents({-30: 1, -20: 3}, largest=1e-6))
-        >>> moment.vanishing, moment.eps_vanishes
-        (0.25, True)
-    """
-
-    parameter: str
-    form: str
-    eps: float
-    squares: Exponents
-
-    @property
-    def vanishing(self) -> float:
-        """The fraction of the squares that becomes zero, be it in float32 already."""
-        flushed = self.squares.flushed(self.form)
-        return self.squares.zero + (1.0 - self.squares.zero) * flushed
-
-    @property
-    def eps_vanishes(self) -> bool:
-        """Whether eps is zero in the format, so that nothing keeps the step from dividing by 0."""
-        return self.eps <= math.ldexp(1.0, flush_exponent(Format.named(self.form)))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns everything as plain data.
-
-        Example:
-            >>> Moment("weight", "float32", 1e-8, Exponents()).to_dict()["vanishing"]
-            0.0
-        """
-        return {
-            "parameter": self.parameter,
-            "form": self.form,
-            "eps": self.eps,
-            "squares": self.squares.to_dict(),
-            "vanishing": self.vanishing,
-            "eps_vanishes": self.eps_vanishes,
         }
 
 
@@ -149,7 +106,12 @@ class Ranges:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The paths of the modules, in their order."""
+        """The paths of the modules, in their order.
+
+        Example:
+            >>> Ranges().modules
+            ()
+        """
         return tuple(dict.fromkeys(row.module for row in self.rows))
 
     def gradients(self, module: str | None = None) -> Exponents:
@@ -174,6 +136,15 @@ class Ranges:
             0.0
         """
         return self.gradients(module).flushed(form or self.form, power)
+
+    def lost_here(self, module: str) -> float:
+        """Returns the largest fraction of its gradients, of any role, that a module lost.
+
+        Example:
+            >>> Ranges().lost_here("head")
+            0.0
+        """
+        return max((row.lost for row in self._backward(module)), default=0.0)
 
     def curve(
         self, powers: Iterable[int], *, module: str | None = None, form: str | None = None
@@ -218,8 +189,14 @@ class Ranges:
     def power(self) -> int | None:
         """The exponent of the scale to choose: the middle of where the most modules lose nothing.
 
-        It is 0, which is no scale, where that is far from both ends; None where no gradient is
-        anything but zero.
+        It is 0, which is no scale, where that is far from both ends; None where no scale fits any
+        module, or no gradient is anything but zero.
+
+        Example:
+            >>> gradient = Exponents({-30: 1}, largest=2.0**-30)
+            >>> row = Range("head", "grad_output", gradient, gradient)
+            >>> Ranges((row,)).power
+            25
         """
         windows = [each for each in map(self._window_of, self.modules) if each]
         if not windows:
@@ -230,26 +207,46 @@ class Ranges:
 
     @property
     def scale(self) -> float | None:
-        """The scale to multiply the loss by: 2 to the `power`."""
+        """The scale to multiply the loss by: 2 to the `power`.
+
+        Example:
+            >>> gradient = Exponents({-30: 1}, largest=2.0**-30)
+            >>> row = Range("head", "grad_output", gradient, gradient)
+            >>> Ranges((row,)).scale
+            33554432.0
+        """
         return None if self.power is None else math.ldexp(1.0, self.power)
 
     @property
     def region_scale(self) -> float | None:
-        """The same as the scale of a region, which multiplies whatever enters to this size."""
+        """The same as the scale of a region, which multiplies whatever enters to this size.
+
+        Example:
+            >>> gradient = Exponents({-30: 1}, largest=2.0**-30)
+            >>> row = Range("head", "grad_output", gradient, gradient)
+            >>> Ranges((row,), entering=0.25).region_scale
+            16777216.0
+        """
         if self.power is None or not self.entering:
             return None
         return math.ldexp(1.0, self.power + math.frexp(self.entering)[1])
 
     @property
     def outside(self) -> tuple[str, ...]:
-        """The modules that the format cannot hold: gradients at that scale, or values forward."""
+        """The modules that the format cannot hold: gradients at that scale, or values forward.
+
+        Example:
+            >>> Ranges().outside
+            ()
+        """
         return tuple(name for name in self.modules if not self._fits(name))
 
     def _fits(self, module: str) -> bool:
         window = self._window_of(module)
         forward = [row for row in self.rows if row.module == module and row.role in FORWARD]
         overflows = any(row.reference.overflowed(self.form) for row in forward)
-        return not overflows and (window is None or self.power is None or self.power in window)
+        fits = window is None or (self.power is not None and self.power in window)
+        return fits and not overflows
 
     def _window_of(self, module: str) -> Window | None:
         return self.window(module=module)
@@ -272,10 +269,21 @@ class Ranges:
             "power": self.power,
             "region_scale": self.region_scale,
             "window": window and window.to_dict(),
-            "outside": list(self.outside),
+            "modules": [self._summary(name) for name in self.modules],
             "rows": [row.to_dict() for row in self.rows],
             "updates": dict(self.updates),
             "moments": [each.to_dict() for each in self.moments],
+        }
+
+    def _summary(self, module: str) -> dict[str, Any]:
+        window = self._window_of(module)
+        return {
+            "module": module,
+            "lost": self.lost(module=module),
+            "lost_here": self.lost_here(module),
+            "window": window and window.to_dict(),
+            "outside": not self._fits(module),
+            "curve": [list(point) for point in self.curve(_POWERS, module=module)],
         }
 
     def __str__(self) -> str:

@@ -1,5 +1,6 @@
 """The ranges of a step as a table, and as what to write."""
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from halfstep.core._exponents import Exponents
@@ -16,25 +17,34 @@ _LOST_UPDATES = 0.01
 
 def text(ranges: "Ranges") -> str:
     """Returns a table of the modules, and what to write."""
-    if ranges.power is None:
+    if not ranges.gradients().numbers:
         return _NOTHING
     outside = set(ranges.outside)
-    lines = [_HEADER, *(_cells(ranges, name, name in outside) for name in ranges.modules[:_SHOWN])]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
-    body = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    shown = ranges.modules[:_SHOWN]
+    body = aligned(_HEADER, (_cells(ranges, name, name in outside) for name in shown))
     hidden = len(ranges.modules) - _SHOWN
     more = [f"and {hidden} more modules"] if hidden > 0 else []
     return "\n".join([*body, *more, *_summary(ranges), *_updates(ranges), *_moments(ranges)])
 
 
+def aligned(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Returns rows of words as lines in which columns are below each other.
+
+    Example:
+        >>> aligned(("a", "b"), [("long", "c")])
+        ['a     b', 'long  c']
+    """
+    lines = [header, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+
+
 def _cells(ranges: "Ranges", name: str, outside: bool) -> tuple[str, ...]:
     found, window = ranges.gradients(name), ranges.window(module=name)
-    rows = [row for row in ranges.rows if row.module == name and row.role.startswith("grad_")]
-    here = max((row.lost for row in rows), default=0.0)
     scales = "any" if window is None else str(window)
     at_one = ranges.lost(module=name)
     mark = " !" if outside else ""
-    return (name, span(found), f"{at_one:.2%}", f"{here:.2%}", scales + mark)
+    return (name, span(found), f"{at_one:.2%}", f"{ranges.lost_here(name):.2%}", scales + mark)
 
 
 def span(exponents: Exponents) -> str:
@@ -51,7 +61,6 @@ def span(exponents: Exponents) -> str:
 
 def _summary(ranges: "Ranges") -> list[str]:
     power = ranges.power
-    assert power is not None
     lost = f"{ranges.form} loses {ranges.lost():.2%} of the gradients without a scale"
     if power:
         lost += f", {ranges.lost(power):.2%} at 2^{power}"

@@ -1,10 +1,11 @@
 """What happened in a training: each step, what was cast, which numbers there were, what to do."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from halfstep.core._diagnosis import Diagnosis
+from halfstep.core._exponents import LOW_FORMATS
 from halfstep.core._formats import FORMATS
 from halfstep.core._ranges import BACKWARD, Range, Ranges
 from halfstep.core._reading import plain, record
@@ -14,6 +15,7 @@ from halfstep.errors import ReportError
 REPORT_FORMAT = "halfstep-doctor-1"
 SEVERITIES = ("error", "warning", "note")
 _KINDS = ("inf", "nan", "inf and nan", "unknown")
+_MADE = ("output", "grad_output")
 _FORMATS = tuple(each.name for each in FORMATS)
 
 
@@ -159,6 +161,23 @@ class Report:
             (Step(number=1, loss=None, scale=None, skipped=True, reason='', nonfinite=()),)
         """
         return tuple(step for step in self.steps if step.skipped)
+
+    @property
+    def narrow(self) -> Ranges:
+        """The ranges of the modules that computed in a format of 16 bits or less.
+
+        Example:
+            >>> from halfstep.core import Exponents
+            >>> wide = Range("head", "output", Exponents(), Exponents(), "float32")
+            >>> narrow = Range("ff", "output", Exponents(), Exponents(), "float16")
+            >>> ranges = Ranges((wide, narrow))
+            >>> Report(script="a.py", policy="mixed_float16", ranges=ranges).narrow.modules
+            ('ff',)
+        """
+        rows = self.ranges.rows
+        # Gradients of weights are seen in float32, whatever they were computed in.
+        low = {row.module for row in rows if row.role in _MADE and row.form in LOW_FORMATS}
+        return replace(self.ranges, rows=tuple(row for row in rows if row.module in low))
 
     def power_of(self, row: Range) -> int:
         """Returns the exponent of the scale that multiplied the numbers of a row.

@@ -104,8 +104,8 @@ def examine(asked: Examination, watcher: Watcher) -> Report:
         code = run_process(
             _job(asked), SharedInput(), child=_CHILD, on_event=on_event, on_output=on_output
         )
-    except _Enough:
-        code = 0
+    except (_Enough, KeyboardInterrupt):
+        code = 0  # Whoever ends a long training wants to know what was found so far.
     error = (heard.error or explain_exit(code, kept)) if code else ""
     return heard.report(asked.script.name, error, findings)
 

@@ -45,7 +45,7 @@ class Examiner:
         self._pending: list[Step] = []
         self._first: int | None = None
         self._number = self._faults = 0
-        self._from_scaler = self._looked = False
+        self._from_scaler = self._looked = self._has_ranges = False
         self._scale = 1.0
         self._flushed = clock()
         self._lock = threading.RLock()
@@ -67,6 +67,9 @@ class Examiner:
     def finish(self) -> None:
         """Sends what is left, when the script has ended or is to end."""
         with self._lock:
+            if not self._number:
+                # A script that changes its parameters by hand does so after each loss.
+                self._pending = [Step(place, loss) for place, loss in enumerate(self._losses, 1)]
             self._flush()
             self._send({"kind": "frameworks", "frameworks": _frameworks()})
             for text in self._looking.notes if self._looking else ():
@@ -81,7 +84,7 @@ class Examiner:
         (loss,) = self._probe.floats([self._probe.snapshot(value)])
         self._losses.append(loss)
         if not math.isfinite(loss):
-            self._look_for_faults(self._number + 1, outside=True)
+            self._look_for_faults(self._number + 1, line=_line_of_script())
 
     def _on_nonfinite(self) -> None:
         """Learns that the step has made something that is not finite, whatever its loss is."""
@@ -120,8 +123,12 @@ class Examiner:
         self._scale = 1.0 if step.scale is None else step.scale
         if step.skipped:
             self._look_for_faults(step.number)
-        elif step.number in (*_EARLY, self._steps) or step.number % self._every == 0:
+        # A step that was skipped says nothing of gradients, but more than nothing of the rest.
+        if self._is_sampled(step.number) and not (step.skipped and self._has_ranges):
             self._attempt(step.number, self._look_at_ranges)
+
+    def _is_sampled(self, number: int) -> bool:
+        return number in (*_EARLY, self._steps) or number % self._every == 0
 
     @property
     def _can_look(self) -> bool:
@@ -130,19 +137,21 @@ class Examiner:
     def _look_at_ranges(self, number: int) -> None:
         seen = self._looking.ranges(self._scale)
         if seen is not None:
+            self._has_ranges = True
+            diagnosis = Diagnosis() if self._looked else self._looking.faults(self._scale)
             found = {"ranges": seen.ranges, "power": seen.power, "casts": seen.casts}
-            self._tell(number, diagnosis=self._looking.faults(self._scale), **found)
+            self._tell(number, diagnosis=diagnosis, **found)
 
-    def _look_for_faults(self, number: int, *, outside: bool = False) -> None:
+    def _look_for_faults(self, number: int, *, line: str = "") -> None:
         if self._looked or self._faults == _MOST_FAULTS or not self._can_look:
             return
         self._faults, self._looked = self._faults + 1, True
 
         def look(number: int) -> None:
             found: Diagnosis = self._looking.faults(self._scale)
-            elsewhere = outside and not self._looking.whole
-            beyond = not found and (elsewhere or self._looking.entered_broken)
-            self._tell(number, failed=True, outside=beyond, diagnosis=found)
+            elsewhere = bool(line) and not self._looking.whole
+            outside = not found and (elsewhere or self._looking.entered_broken)
+            self._tell(number, failed=True, outside=outside, line=line, diagnosis=found)
 
         self._attempt(number, look)
 
@@ -155,10 +164,16 @@ class Examiner:
             self._send({"kind": "unseen", "step": number, "why": why})
 
     def _tell(
-        self, number: int, *, failed: bool = False, outside: bool = False, **found: Any
+        self,
+        number: int,
+        *,
+        failed: bool = False,
+        outside: bool = False,
+        line: str = "",
+        **found: Any,
     ) -> None:
         report = Report(script="", policy="", sampled=(number,), **found)
-        message = {"kind": "look", "failed": failed, "outside": outside}
+        message = {"kind": "look", "failed": failed, "outside": outside, "line": line}
         self._send({**message, "report": report.to_dict()})
 
     def _end_step(self) -> None:
@@ -173,6 +188,14 @@ class Examiner:
             report = Report(script="", policy="", steps=tuple(self._pending))
             self._send({"kind": "steps", "report": report.to_dict()})
         self._pending, self._flushed = [], self._clock()
+
+
+def _line_of_script() -> str:
+    """Returns the line of the script that runs, as "file:line", "" where it is not found."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != "__main__":
+        frame = frame.f_back  # type: ignore[assignment]
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _frameworks() -> list[str]:

@@ -22,6 +22,7 @@ _MANY_LOST = 0.01
 _MANY_SKIPS = 0.1
 _IN_A_ROW = 3
 _SHOWN_MODULES = 5
+_HALF = ("float16", "bfloat16")
 _INSTEAD = {
     "keras": "Looked at is what `fit` calls, and models that the script calls itself; for others, "
     "write halfstep.keras.diagnose(model, x, y).",
@@ -79,10 +80,17 @@ def _untrained(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
     report = evidence.report
     if not report.steps and not report.error and evidence.frameworks != ("jax",):
         yield Finding("error", f"Nothing was trained: {why_untrained(evidence.run)}.")
+    if report.steps and _is_by_hand(report):
+        text = "No optimizer was seen: each loss counts as a step, and no ranges were looked at."
+        yield Finding("note", text)
     if report.steps and evidence.run.ineffective:
         why = why_ineffective(evidence.run)
         text = f"{report.policy} did not take effect, because {why}. {LIKELY_REASONS}"
         yield Finding("error", text)
+
+
+def _is_by_hand(report: Report) -> bool:
+    return all(step.scale is None for step in report.steps)
 
 
 def _frameworks(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
@@ -99,12 +107,14 @@ def _fault(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
         text = what.removeprefix(f"{fault.module}: ")
         text = text[:1].upper() + text[1:]
         severity = "error" if decisive else "warning"
-        yield Finding(severity, f"{text} (step {step.step}).", fault.module, fault.remedy)
+        when = "" if _is_by_hand(evidence.report) else f" (step {step.step})"
+        yield Finding(severity, f"{text}{when}.", fault.module, fault.remedy)
     elif decisive and decisive.outside:
+        before = f", before {decisive.line}" if decisive.line else ""
         yield Finding(
             "error",
-            f"At step {decisive.step}, what is not finite was made outside of every model: look at "
-            "the code between the output of the model and the loss, such as a log or a division.",
+            f"At step {decisive.step}, what is not finite was made outside of every model{before}: "
+            "look at the code between its output and the loss, such as a log or a division.",
         )
 
 
@@ -137,28 +147,31 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def _ranges(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
+def _ranges(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
     report = evidence.report
-    lost = report.ranges.lost(report.power)
+    if decisive:
+        return  # What it made leaves its marks everywhere.
+    ranges = report.narrow
+    lost = ranges.lost(report.power)
     if lost > _MANY_LOST:
         told = report.diagnosis.first is not None and report.diagnosis.first.remedy
-        remedy = "" if told else _scale(report.ranges, in_region=bool(evidence.run.regions))
-        text = f"{share_text(lost)} of the gradients become 0 in {report.ranges.form}"
+        remedy = "" if told else _scale(ranges, in_region=bool(evidence.run.regions))
+        text = f"{share_text(lost)} of the gradients become 0 in {ranges.form}"
         yield Finding("warning", f"{text} at the scale in force, 2^{report.power}.", "", remedy)
-    narrow = [name for name in report.ranges.outside if _suffers(report, name)]
-    for name in narrow[:_SHOWN_MODULES]:
-        text = f"Its values need more range than {report.ranges.form} has, at any scale."
-        yield Finding("warning", text, name, _rule(report.ranges, name))
-    if narrow[_SHOWN_MODULES:]:
-        text = f"So do those of {len(narrow) - _SHOWN_MODULES} more modules."
+    suffering = [name for name in ranges.outside if _suffers(ranges, report.power, name)]
+    for name in suffering[:_SHOWN_MODULES]:
+        text = f"Its values need more range than {ranges.form} has, at any scale."
+        yield Finding("warning", text, name, _rule(ranges, name))
+    if suffering[_SHOWN_MODULES:]:
+        text = f"So do those of {len(suffering) - _SHOWN_MODULES} more modules."
         yield Finding("warning", text, "", 'policy="mixed_bfloat16"')
 
 
-def _suffers(report: Report, module: str) -> bool:
+def _suffers(ranges: Ranges, power: int, module: str) -> bool:
     """Returns whether a module that no scale suits loses many gradients, or overflows."""
-    forward = [it for it in report.ranges.rows if it.module == module and it.role in FORWARD]
-    overflows = any(row.reference.overflowed(report.ranges.form) for row in forward)
-    return overflows or report.ranges.lost(report.power, module=module) > _MANY_LOST
+    forward = [row for row in ranges.rows if row.module == module and row.role in FORWARD]
+    overflows = any(row.reference.overflowed(ranges.form) for row in forward)
+    return overflows or ranges.lost(power, module=module) > _MANY_LOST
 
 
 def _scale(ranges: Ranges, *, in_region: bool) -> str:
@@ -177,7 +190,10 @@ def _rule(ranges: Ranges, module: str) -> str:
 
 
 def _updates(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
-    lost = [pair for pair in evidence.report.ranges.updates if pair[1] > _MANY_LOST]
+    ranges = evidence.report.ranges
+    # In float32 it is the learning rate that is small, which no format helps.
+    narrow = any(row.role == "weight" and row.form in _HALF for row in ranges.rows)
+    lost = [pair for pair in ranges.updates if narrow and pair[1] > _MANY_LOST]
     for name, share in sorted(lost, key=lambda pair: -pair[1])[:_SHOWN_MODULES]:
         text = f"{share_text(share)} of its updates change nothing, because they round to nothing."
         yield Finding("warning", text, name, 'prepare(model, optimizer, policy, masters="split")')

@@ -16,11 +16,13 @@ class Look:
         report: What was seen, in a step that it names.
         failed: Whether it was looked at because it was skipped or its loss was not finite.
         outside: Whether what is not finite came from outside of every model.
+        line: Where the backward pass began, as "file:line"; empty where it is not known.
     """
 
     report: Report
     failed: bool
     outside: bool
+    line: str = ""
 
     @property
     def step(self) -> int:
@@ -94,8 +96,8 @@ class Heard:
     @property
     def text(self) -> str:
         """How far the script is, for a progress line."""
-        losses = [step.loss for step in self._steps if step.loss is not None]
-        loss = f", loss {losses[-1]:.4g}" if losses else ""
+        last = next((it.loss for it in reversed(self._steps) if it.loss is not None), None)
+        loss = "" if last is None else f", loss {last:.4g}"
         looks = f", {len(self._looks)} looked at" if self._looks else ""
         return f"{len(self._steps)} steps{loss}{looks}"
 
@@ -135,8 +137,8 @@ class Heard:
     def _add_steps(self, report: dict[str, Any]) -> None:
         self._steps += Report.from_dict(report).steps
 
-    def _add_look(self, report: dict[str, Any], failed: bool, outside: bool) -> None:
-        self._looks.append(Look(Report.from_dict(report), failed, outside))
+    def _add_look(self, report: dict[str, Any], **values: Any) -> None:
+        self._looks.append(Look(Report.from_dict(report), **values))
 
     def _add_unseen(self, step: int, why: str) -> None:
         self._unseen.append((step, why))

@@ -20,7 +20,7 @@ from halfstep.keras._watch import inside
 _EVENTS = ("backward", "loss", "step", "update", "scale", "region", "metric")
 _KEPT_CALLS = 8
 # A model may hand out float16 what a loss reads in float32.
-_SAME = {"rtol": 1e-2, "atol": 1e-2, "equal_nan": True}
+_ROUNDING = 1e-2
 
 
 class Kept(NamedTuple):
@@ -166,7 +166,7 @@ def is_traced(values: Any) -> bool:
     flat = keras.tree.flatten(values)
     if any(isinstance(each, keras.KerasTensor) for each in flat):
         return True
-    return _TRACED.get(keras.config.backend(), lambda flat: False)(flat)
+    return _TRACED[keras.config.backend()](flat)
 
 
 def _copied(value: Any) -> Any:
@@ -179,7 +179,10 @@ def _are_same(outputs: Any, compared: Any) -> bool:
     if list(map(np.shape, pairs[0])) != list(map(np.shape, pairs[1])):
         return False
     with np.errstate(all="ignore"):
-        return all(np.allclose(a, b, **_SAME) for a, b in zip(*pairs, strict=True))
+        return all(
+            np.allclose(a, b, rtol=_ROUNDING, atol=_ROUNDING, equal_nan=True)
+            for a, b in zip(*pairs, strict=True)
+        )
 
 
 _TRACED: dict[str, Callable[[list[Any]], bool]] = {

@@ -15,9 +15,10 @@ from halfstep.report._numbers import bytes_text, number
 from halfstep.report._shares import share_text
 from halfstep.report._timeline import timeline
 from halfstep.report._visible import visible
-from halfstep.report._words import headline, outcome
+from halfstep.report._words import fault_line, headline, outcome
 
 _NEEDED = ("jinja2", "plotly")
+_MOST_SKIPS = 500
 _FOLDER = files("halfstep.report") / "page"
 
 
@@ -102,9 +103,11 @@ def _template() -> Any:
         "bytes": bytes_text,
         "share": share_text,
         "phase": phase,
+        "line": fault_line,
     }
     environment.globals |= {
         "headline": headline,
+        "most": _MOST_SKIPS,
         "outcome": outcome,
         "formats": LOW_FORMATS,
         "by_bytes": _by_bytes,

@@ -13,7 +13,7 @@ from halfstep.report._numbers import bytes_text, number
 from halfstep.report._shares import share_text
 from halfstep.report._sparkline import sparkline
 from halfstep.report._visible import visible
-from halfstep.report._words import headline, outcome
+from halfstep.report._words import fault_line, headline, outcome
 
 _CURVE_WIDTH = 32
 _SHOWN = 8
@@ -87,7 +87,7 @@ def _faults(report: Report) -> Iterator[RenderableType]:
         if first.remedy:
             yield _pasted(first.remedy)
         for other in others:
-            yield Text(f"after it: {visible(str(other).splitlines()[0])}")
+            yield Text(f"after it: {fault_line(other)}")
         if report.diagnosis.loss_scale is not None:
             yield Text(f"at loss scale {number(report.diagnosis.loss_scale)}")
 
@@ -118,7 +118,7 @@ def _losing(report: Report) -> Iterator[RenderableType]:
     def loss(row: Range) -> tuple[int, float]:
         return row.run.infs + row.run.nans, report.lost(row)
 
-    worth = [row for row in report.ranges.rows if loss(row) > (0, _WORTH_TELLING)]
+    worth = [row for row in report.narrow.rows if loss(row) > (0, _WORTH_TELLING)]
     losing = sorted(worth, key=loss, reverse=True)
     if losing:
         yield _title(f"numbers that become 0 in {report.ranges.form}, or are not finite", losing)

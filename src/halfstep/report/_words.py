@@ -2,9 +2,12 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
-from halfstep.core import SEVERITIES, Report
+from halfstep.core import SEVERITIES, Fault, Report
 from halfstep.report._numbers import number
+from halfstep.report._visible import visible
 
 
 def headline(report: Report) -> str:
@@ -36,6 +39,20 @@ def outcome(report: Report) -> str:
     counts = Counter(finding.severity for finding in report.findings)
     told = [_count(counts[each], each) for each in SEVERITIES if counts[each]]
     return ", ".join(told) or "no findings"
+
+
+def fault_line(fault: Fault) -> str:
+    """Returns what a fault is, in a line.
+
+    Example:
+        >>> fault = Fault("head", "exp", "forward", "output", "inf", "float16", (2,), 12.0)
+        >>> fault_line(fault)
+        'head: exp made inf in the forward pass, in float16, which ends at 65504'
+    """
+    words: dict[str, Any] = {
+        name: visible(getattr(fault, name)) for name in ("module", "operation", "kind")
+    }
+    return visible(str(replace(fault, **words)).partition("\n")[0])
 
 
 def _span(name: str, values: list[float]) -> str:

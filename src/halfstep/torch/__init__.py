@@ -29,6 +29,8 @@ from halfstep.torch._lost import lost_updates as lost_updates
 from halfstep.torch._master import Masters as Masters
 from halfstep.torch._master import keep_masters as keep_masters
 from halfstep.torch._observing._ranges import ranges as ranges
+from halfstep.torch._observing._sampling import Watch as Watch
+from halfstep.torch._observing._sampling import watch as watch
 from halfstep.torch._prepare import prepare as prepare
 from halfstep.torch._region import Region as Region
 from halfstep.torch._region import UnusedRegionWarning as UnusedRegionWarning
@@ -57,6 +59,7 @@ __all__ = [
     "StepRecord",
     "UnmatchedRuleWarning",
     "UnusedRegionWarning",
+    "Watch",
     "accumulate",
     "autocast",
     "custom_bwd",
@@ -73,6 +76,7 @@ __all__ = [
     "save",
     "saved_bytes",
     "set_global_policy",
+    "watch",
 ]
 
 # Pickles, warnings and tracebacks show the public path, which outlives the private files.

@@ -61,7 +61,7 @@ class _Everywhere:
         if _is_of_keras(kind):
             return
         module = uncompiled(module)
-        if forward_of(module) or module in self._left_alone or not _is_fit(module):
+        if forward_of(module) or module in self._left_alone or not is_fit(module):
             return
         with _lock:
             if forward_of(module):  # made so by another thread meanwhile
@@ -132,7 +132,7 @@ class _Everywhere:
             each.release()
 
 
-def _is_fit(module: nn.Module) -> bool:
+def is_fit(module: nn.Module) -> bool:
     """Returns whether there is anything to cast; half precision was someone's own choice."""
     dtypes = {(each.dtype, each.requires_grad) for each in module.parameters()}
     wide = any(dtype is torch.float32 for dtype, _ in dtypes)

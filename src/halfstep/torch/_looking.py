@@ -6,15 +6,16 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as with_changes
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from halfstep.core import Cast, Diagnosis, Ranges, quiet
-from halfstep.torch._autocast import Inside, Settings
+from halfstep.torch._called import Call, loss_of, put
 from halfstep.torch._diagnose import diagnose
 from halfstep.torch._engine import _state
 from halfstep.torch._engine._observe import Observer
@@ -24,9 +25,11 @@ from halfstep.torch._observing._ranges import ranges
 from halfstep.torch._observing._twins import twin
 from halfstep.torch._observing._untouched import undrawn
 from halfstep.torch._patches import Undo, replace
-from halfstep.torch._private import in_backward, preserved_version
+from halfstep.torch._private import autocast_devices, in_backward
 from halfstep.torch._regions._forward import forward_of
-from halfstep.torch._regions._tree import tensors_in, with_tensors
+from halfstep.torch._regions._tree import tensors_in
+
+Found = TypeVar("Found")
 
 _KEPT_CALLS = 8
 _EVENTS = ("backward", "loss", "step", "update", "scale", "region", "metric")
@@ -44,38 +47,6 @@ class Seen(NamedTuple):
     ranges: Ranges
     power: int
     casts: tuple[Cast, ...]
-
-
-class _Call(NamedTuple):
-    """A call of a model that is not part of another one.
-
-    Args:
-        model: The model.
-        given: Copies of the arguments, positional and by name.
-        buffers: The buffers of the model, and copies from before the call.
-        around: The autocasts, PyTorch's own or ours, that the call was in.
-        cotangents: The gradients that came back to each output, None where none did.
-    """
-
-    model: nn.Module
-    given: tuple[tuple[Any, ...], dict[str, Any]]
-    buffers: list[tuple[Tensor, Tensor]]
-    around: tuple[Settings, ...]
-    cotangents: list[Tensor | None]
-
-    def again(self, model: nn.Module) -> list[Tensor]:
-        """Calls a model in the same way, and returns the tensors of its output."""
-        args, kwargs = self.given
-        with contextlib.ExitStack() as stack:
-            for each in self.around:
-                stack.enter_context(_inside(each))
-            return tensors_in(model(*args, **kwargs))
-
-    @property
-    def entered_broken(self) -> bool:
-        """Whether a gradient that came back was not finite."""
-        there = [each for each in self.cotangents if each is not None]
-        return not all(bool(each.isfinite().all()) for each in there)
 
 
 class _Depth(threading.local):
@@ -103,7 +74,7 @@ class Looking:
     whole, notes = False, ()
 
     def __init__(self) -> None:
-        self._calls: deque[_Call] = deque(maxlen=_KEPT_CALLS)
+        self._calls: deque[Call] = deque(maxlen=_KEPT_CALLS)
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._depth = _Depth()
         self._told_casts = False
@@ -144,6 +115,9 @@ class Looking:
         Args:
             scale: What the loss was multiplied by; 1.0 for what a region does inside.
         """
+        return _outside(lambda: self._faults(scale))
+
+    def _faults(self, scale: float) -> Diagnosis:
         found = Diagnosis()
         for model, loss_fn in self._models(scale):
             with self._as_before(model):
@@ -158,6 +132,9 @@ class Looking:
         Args:
             scale: What the loss was multiplied by, or the scale of the region.
         """
+        return _outside(lambda: self._seen(scale))
+
+    def _seen(self, scale: float) -> Seen | None:
         found = [(model, self._ranges(model, loss_fn)) for model, loss_fn in self._models(scale)]
         if not found:
             return None
@@ -186,7 +163,7 @@ class Looking:
         for model in sorted(models, key=_size, reverse=True):
             calls = [call for call in self._calls if call.model is model]
             with quiet(*_EVENTS), self._unseen():
-                yield model, _loss_of(calls, _outer(model, scale))
+                yield model, loss_of(calls, _outer(model, scale))
 
     @contextlib.contextmanager
     def _as_before(self, model: nn.Module) -> Iterator[None]:
@@ -194,10 +171,10 @@ class Looking:
         buffers = next(call.buffers for call in self._calls if call.model is model)
         now = [(each, each.clone()) for each, _ in buffers]
         try:
-            _put(buffers)
+            put(buffers)
             yield
         finally:
-            _put(now)
+            put(now)
 
     def _casts(self, model: nn.Module) -> Iterator[Cast]:
         explanation, copied = Explanation(), twin(model)[0]
@@ -232,88 +209,20 @@ class Looking:
         kind: Any = type(module)
         if _is_of_keras(kind) or not any(it.requires_grad for it in module.parameters()):
             return original(module, *args, **kwargs)
-        buffers = [(each, each.clone()) for each in module.buffers()]
-        call = _Call(module, _copied((args, kwargs)), buffers, _around(), [])
+        call = Call.of(module, args, kwargs)
         with self._unseen():
             output = original(module, *args, **kwargs)
-        self._keep(call, tensors_in(output))
+        call.made(tensors_in(output))
+        self._calls.append(call)
         return output
 
-    def _keep(self, call: _Call, outputs: list[Tensor]) -> None:
-        call.cotangents.extend([None] * len(outputs))
-        for index, tensor in enumerate(outputs):
-            if tensor.requires_grad:
-                tensor.register_hook(_receiver(call, index))
-        self._calls.append(call)
 
-
-@torch.no_grad()
-def _put(values: list[tuple[Tensor, Tensor]]) -> None:
-    for target, value in values:
-        # A backward pass of the script may still need what it has seen there.
-        with preserved_version(target):
-            target.copy_(value)
-
-
-def _receiver(call: _Call, index: int) -> Callable[[Tensor | None], None]:
-    def receive(gradient: Tensor | None) -> None:
-        # An output that nothing comes back to may have an undefined gradient.
-        call.cotangents[index] = None if gradient is None else gradient.detach().clone()
-
-    return receive
-
-
-def _copied(given: Any) -> Any:
-    copies = [each.detach().clone() for each in tensors_in(given)]
-    for copied, each in zip(copies, tensors_in(given), strict=True):
-        copied.requires_grad_(each.requires_grad)
-    return with_tensors(given, copies)
-
-
-def _around() -> tuple[Settings, ...]:
-    """Returns the autocasts that are on; those without rules of ours are PyTorch's own."""
-    devices = ["cpu", *(["cuda"] if torch.cuda.is_initialized() else [])]
-    rules = {each.device_type: each.table.rules_text for each in reversed(_state.actives())}
-    found = tuple(
-        Settings(each, torch.get_autocast_dtype(each), True, False, rules.get(each, ""))
-        for each in devices
-        if torch.is_autocast_enabled(each)
-    )
-    if found or not _state.entered():
-        return found
-    return (Settings("cpu", torch.get_autocast_dtype("cpu"), False, False, ""),)
-
-
-def _inside(settings: Settings) -> contextlib.AbstractContextManager[Any]:
-    if settings.enabled and not settings.rules:
-        return torch.autocast(settings.device_type, dtype=settings.dtype)
-    return Inside(settings)
-
-
-def _loss_of(calls: list[_Call], scale: float) -> Callable[..., Tensor]:
-    """Returns a loss whose gradients at the outputs are those that came back, unscaled."""
-
-    def loss_fn(model: nn.Module, _batch: Any) -> Tensor:
-        total = torch.zeros(())
-        for call in calls:
-            for output, cotangent in zip(call.again(model), call.cotangents, strict=True):
-                if output.is_floating_point():
-                    total = total.to(output.device) + _product(output, cotangent, scale)
-        return total
-
-    return loss_fn
-
-
-def _product(output: Tensor, cotangent: Tensor | None, scale: float) -> Tensor:
-    """Returns a sum whose gradient is what came back, and which is finite if what it needs is.
-
-    What a mask has set to -inf, nothing comes back to.
-    """
-    if cotangent is None or not bool(cotangent.isfinite().all()):
-        # Nothing is known of the way back, so it is zero; what is not finite makes NaN of that.
-        return torch.where(output == -math.inf, 0.0, output.float()).sum() * 0.0
-    needed = torch.where(output.isfinite() | (cotangent != 0), output.float(), 0.0)
-    return (needed * (cotangent.float() / scale)).sum()
+def _outside(look: Callable[[], Found]) -> Found:
+    """Looks outside of any autocast that the script is in: a thread of its own is in none."""
+    if not (_state.entered() or any(map(torch.is_autocast_enabled, autocast_devices()))):
+        return look()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(look).result()
 
 
 def _size(model: nn.Module) -> int:

@@ -6,6 +6,7 @@ inside a halfstep region, so the kernels are invisible to everybody else, `torch
 """
 
 import functools
+import operator
 import types
 from collections.abc import Callable
 from typing import Any
@@ -29,13 +30,22 @@ _NEEDED = (
     "_dispatch_tls_set_dispatch_key_excluded",
     "_dispatch_tls_set_dispatch_key_included",
     "_get_privateuse1_backend_name",
+    "_autograd._get_sequence_nr",
+    "TensorBase._is_zerotensor",
 )
 SUPPORTED = "2.11 or later"
 
-_missing = [name for name in _NEEDED if not hasattr(torch._C, name)]
-_missing += (
-    [] if hasattr(torch._C._autograd, "_get_sequence_nr") else ["_autograd._get_sequence_nr"]
-)
+
+def _has(name: str) -> bool:
+    """Returns whether torch._C has something by a dotted name."""
+    try:
+        operator.attrgetter(name)(torch._C)
+    except AttributeError:
+        return False
+    return True
+
+
+_missing = [name for name in _NEEDED if not _has(name)]
 if _missing:
     raise UnsupportedVersionError(
         f"halfstep.torch needs PyTorch {SUPPORTED}, got {torch.__version__}, which lacks "
@@ -246,6 +256,11 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
 def is_old_batch(tensor: torch.Tensor) -> bool:
     """Returns whether it is a batch of `torch.autograd`, most operations on which are missing."""
     return torch._C._functorch.is_legacy_batchedtensor(tensor)
+
+
+def is_unallocated(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor stands for zeros that nobody has stored, as tangents may."""
+    return tensor._is_zerotensor()
 
 
 def in_transform() -> bool:

@@ -109,6 +109,9 @@
     const share = (row) => row.counts.map((count) => (count ? Math.log10(count / row.total) : null));
     const places = rows.map((_, index) => index);
     const most = narrow() ? 14 : 40;
+    // Where there is no room for every name, the first one is at the top and the others show on hovering.
+    const every = Math.ceil(rows.length * 11 / (height(rows) - 60));
+    const labelled = places.filter((place) => (rows.length - 1 - place) % every === 0);
     const traces = [{
       type: "heatmap", x: map.exponents, y: places, z: rows.map(share), zmin: -4, zmax: 0,
       xgap: 1, ygap: rows.length > 60 ? 0 : 1, hoverinfo: "text", hoverongaps: false,
@@ -131,7 +134,7 @@
         showgrid: false, nticks: narrow() ? 5 : 12, tickangle: 0 },
       yaxis: {
         tickmode: "array", range: [-0.5, rows.length - 0.5], showgrid: false,
-        tickvals: places, ticktext: rows.map((row) => plain(shortened(row.module || "(outermost)", most))),
+        tickvals: labelled, ticktext: labelled.map((place) => plain(shortened(rows[place].module || "(outermost)", most))),
         tickfont: { size: rows.length > 40 ? 9 : 11, family: colour("--mono") },
       },
     }), config);
@@ -159,6 +162,10 @@
       rows.forEach((row, index) => {
         // A cell reaches half an exponent to either side of its middle.
         const end = windowOf(row)[name] - 0.5;
+        if (index && x[x.length - 1] !== end) {
+          x.push(null);
+          y.push(null);
+        }
         x.push(end, end);
         y.push(index - 0.5, index + 0.5);
       });

@@ -51,6 +51,17 @@ class Kernels:
                     _private.uninstall(self._installed.pop(name))
                 self._passing.difference_update(added)
 
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Removes what is installed within the block when it ends."""
+        before = set(self._installed)
+        try:
+            yield
+        finally:
+            with self._lock:
+                for name in self._installed.keys() - before:
+                    _private.uninstall(self._installed.pop(name))
+
     def names(self) -> tuple[str, ...]:
         """Returns the operations that have a kernel at the moment."""
         return tuple(self._installed)

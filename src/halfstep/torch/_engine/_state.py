@@ -167,6 +167,17 @@ def _frame(device_type: str, patterns: tuple[str, ...]) -> _Frame:
 
 
 @contextlib.contextmanager
+def on_trial() -> Iterator[None]:
+    """Removes the kernels of rules that are entered in this thread for the first time."""
+    try:
+        with KERNELS.lent():
+            yield
+    finally:
+        _ready_table.cache_clear()
+        _LOCAL.plain.cache_clear()
+
+
+@contextlib.contextmanager
 def observed(observer: Observer) -> Iterator[None]:
     """Makes regions entered in this thread tell the observer what they run."""
     before = _LOCAL.active

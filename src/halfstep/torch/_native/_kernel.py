@@ -66,6 +66,11 @@ class Kernel:
         found = dict(zip(places, sums, strict=True))
         return [found[place] for place in range(len(places))]
 
+    def exponents(self, numbers: Tensor, row: Tensor) -> None:
+        """Adds contiguous numbers, in bfloat16 or float32, to a row of counts, in one thread."""
+        wide = numbers.dtype is _WIDE
+        self.library.halfstep_exponents(numbers.data_ptr(), numbers.numel(), row.data_ptr(), wide)
+
 
 def takes(low: Tensor, remainder: Tensor, wide: Tensor) -> bool:
     """Returns whether these are plain tensors on the CPU that lie in memory alike."""
@@ -88,11 +93,14 @@ def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
     return plain and tensor.is_cpu and tensor.layout is torch.strided
 
 
+def kernel_at_hand(count: int) -> Kernel | None:
+    """Returns the kernel, which is built for the first many elements, for work of one thread."""
+    return None if count < LARGE and not kernel.cache_info().currsize else kernel()
+
+
 def kernel_for(count: int) -> Kernel | None:
     """Returns the kernel if it is faster for so many elements; it is built for the first many."""
-    if count < LARGE and not kernel.cache_info().currsize:
-        return None
-    found = kernel()
+    found = kernel_at_hand(count)
     return found if found and found.is_worthwhile(count) else None
 
 
@@ -112,4 +120,6 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
         function.argtypes, function.restype = [*[pointer] * 4, *sizes], None
     squares = library.halfstep_squares
     squares.argtypes, squares.restype = [pointer, pointer, *sizes, pointer, ctypes.c_int], None
+    exponents = library.halfstep_exponents
+    exponents.argtypes, exponents.restype = [pointer, sizes[0], pointer, ctypes.c_int], None
     return library

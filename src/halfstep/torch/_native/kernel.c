@@ -1,5 +1,5 @@
 /* Splits float32 into bfloat16 and the 16 bits below it, and merges them, as _masters/_bits.py does;
-   adds up squares as PyTorch does.
+   adds up squares as PyTorch does; counts numbers by exponent, as _observing/_counting.py does.
 
    Plain C that knows nothing of PyTorch. Integers wrap around, and memory need not be aligned. */
 
@@ -124,4 +124,62 @@ void halfstep_squares(const void *const *tensors, const int64_t *counts, int64_t
 #pragma omp parallel for schedule(dynamic) num_threads((int)threads) if (threads > 1)
     for (int64_t first = 0; first < count; first += TOGETHER)
         squares_from(first, tensors, counts, sums, count, wide);
+}
+
+enum { BLOCK = 4096, TABLES = 8, FIELDS = 256, NANS = 256, ZEROS = 257, TINY = 384, LARGEST = 407, DIGITS = 23 };
+
+static const uint32_t ENDLESS = 0x7f800000u;
+
+/* The bits of the magnitude of a number in float32. */
+static inline uint32_t magnitude(const void *values, int64_t at, int wide) {
+    return wide ? ((const word *)values)[at] & 0x7fffffffu : (((const half *)values)[at] & 0x7fffu) << 16;
+}
+
+/* Numbers often have the exponent of the one before, and adding to a count that was just written
+   waits for it, so several tables take turns. */
+static inline void count_fields(const uint32_t *bits, int64_t count, uint32_t *fields) {
+    uint32_t tables[TABLES][FIELDS] = {{0}};
+    int64_t at = 0;
+    for (; at + TABLES <= count; at += TABLES)
+        for (int table = 0; table < TABLES; table++) tables[table][bits[at + table] >> DIGITS]++;
+    for (; at < count; at++) tables[0][bits[at] >> DIGITS]++;
+    for (int field = 0; field < FIELDS; field++) {
+        fields[field] = 0;
+        for (int table = 0; table < TABLES; table++) fields[field] += tables[table][field];
+    }
+}
+
+/* Each loop is of a kind that a compiler makes one of many numbers at a time. */
+static inline void count_block(const uint32_t *bits, int64_t count, int64_t *row) {
+    uint32_t fields[FIELDS], zeros = 0, nans = 0, largest = 0;
+    count_fields(bits, count, fields);
+    for (int64_t at = 0; at < count; at++) zeros += bits[at] == 0;
+    if (fields[FIELDS - 1])
+        for (int64_t at = 0; at < count; at++) nans += bits[at] > ENDLESS;
+    for (int64_t at = 0; at < count; at++) {
+        uint32_t finite = bits[at] & -(uint32_t)(bits[at] < ENDLESS);
+        largest = largest > finite ? largest : finite;
+    }
+    if (fields[0] > zeros)
+        for (int64_t at = 0; at < count; at++)
+            if (bits[at] && bits[at] >> DIGITS == 0) row[TINY + 31 - __builtin_clz(bits[at])]++;
+    for (int field = 1; field < FIELDS; field++) row[field] += fields[field];
+    row[FIELDS - 1] -= nans;
+    row[NANS] += nans;
+    row[ZEROS] += zeros;
+    row[LARGEST] = row[LARGEST] > largest ? row[LARGEST] : largest;
+}
+
+static inline void count_all(const void *values, int64_t count, int64_t *row, int wide) {
+    uint32_t bits[BLOCK];
+    for (int64_t start = 0; start < count; start += BLOCK) {
+        int64_t some = count - start < BLOCK ? count - start : BLOCK;
+        for (int64_t at = 0; at < some; at++) bits[at] = magnitude(values, start + at, wide);
+        count_block(bits, some, row);
+    }
+}
+
+void halfstep_exponents(const void *values, int64_t count, int64_t *row, int wide) {
+    if (wide) count_all(values, count, row, 1);
+    else count_all(values, count, row, 0);
 }

@@ -1,134 +1,119 @@
-"""Counts what goes in and out of the modules of a model, forward and backward, by its role."""
+"""Counts the numbers of a tensor by exponent, in a row of integers.
 
-import functools
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+The first 256 places of a row are those of the eight bits in which float32 keeps the exponent. Then
+come NaN, zero, and the subnormal numbers, by the bits that their digits have as a number of their
+own. The last place is the largest magnitude, as bits, which are ordered as the numbers are.
+"""
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from halfstep.torch._dtypes import name_of
-from halfstep.torch._engine._paths import _unwrapped
-from halfstep.torch._observing._exponents import Tally
-from halfstep.torch._private import in_backward, never_compile
-from halfstep.torch._regions._forward import forward_of
-from halfstep.torch._regions._tree import tensors_in
+from halfstep.core import Exponents
+from halfstep.torch._native._kernel import kernel_at_hand
+from halfstep.torch._private import unwrapped
+from halfstep.torch._storages import plain_tensors
 
-ROLES = ("input", "weight", "output", "grad_output", "grad_input", "grad_weight")
-
-
-class Role(NamedTuple):
-    """What a tensor is to a module.
-
-    Args:
-        module: The dotted path of the module; the name of its class for the model itself.
-        name: "input", "weight", "output", "grad_output", "grad_input" or "grad_weight".
-    """
-
-    module: str
-    name: str
+_MAGNITUDE, _INF, _DIGITS = 0x7FFFFFFF, 0x7F800000, 23
+_FIELDS = 256
+_NAN, _ZERO = _FIELDS, _FIELDS + 1
+_LARGEST = _ZERO + 127 + _DIGITS
+WIDTH = _LARGEST + 1
+# As many numbers as the fastest memory of a processor holds.
+_CHUNK = 2**17
+# The formats that have the exponent of float32, with its bits in an integer, and those below it.
+_BITS = {torch.float32: (torch.int32, _DIGITS), torch.bfloat16: (torch.int16, 7)}
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
-def named_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Returns the modules that compute something themselves, by path.
-
-    Those are the ones with parameters of their own, and those without modules inside.
-
-    Example:
-        >>> list(named_modules(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))))
-        ['0', '1.0']
-    """
-    whole = _unwrapped(model)
-    found = {
-        ".".join(part for part in name.split(".") if part != "_orig_mod"): each
-        for name, each in whole.named_modules()
-        if each._parameters or not any(True for _ in each.children())
-    }
-    return {name or type(whole).__name__: each for name, each in found.items()}
-
-
-class Observer:
-    """Counts the values of each role while a model runs; nothing of it stays afterwards.
-
-    Inside of a region it sees what the region computes with: the format, and scaled gradients.
+def numbers_in(values: Any) -> Iterator[Tensor]:
+    """Yields the floating-point numbers that tensors store, without their history.
 
     Args:
-        model: The model.
-        tally: Where values are counted, by role.
-
-    Example:
-        >>> import torch
-        >>> model, tally = nn.Linear(2, 1), Tally()
-        >>> with Observer(model, tally):
-        ...     model(torch.ones(4, 2)).sum().backward()
-        >>> tally.read()[Role("Linear", "grad_output")].counts
-        ((0, 4),)
+        values: A tensor, or dicts and lists of them, to any depth.
     """
-
-    def __init__(self, model: nn.Module, tally: Tally[Role]) -> None:
-        self._model, self._tally = model, tally
-        # The name of the format in which the values of each role came first.
-        self.formats: dict[Role, str] = {}
-        self._handles: list[Any] = []
-
-    def __enter__(self) -> Self:
-        seen: set[int] = set()
-        for path, module in named_modules(self._model).items():
-            hook = functools.partial(self._see_call, path)
-            self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
-            for parameter in module._parameters.values():
-                if parameter is not None and id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    self._see_weight(path, parameter)
-        self._look_inside(set[int].update)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
-        self._look_inside(set[int].difference_update)
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
-    def _see_weight(self, path: str, parameter: Tensor) -> None:
-        self._see(Role(path, "weight"), [parameter])
-        if parameter.requires_grad:
-            hook = functools.partial(self._see_gradient, Role(path, "grad_weight"))
-            self._handles.append(parameter.register_hook(hook))
-
-    def _see_call(self, path: str, _module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        for name, values in (("input", (args, kwargs)), ("output", output)):
-            tensors = tensors_in(values)
-            # Within a backward pass it is a checkpoint that computes its part again.
-            if not in_backward():
-                self._see(Role(path, name), tensors)
-            hook = functools.partial(self._see_gradient, Role(path, f"grad_{name}"))
-            for tensor in tensors if torch.is_grad_enabled() else ():
-                if tensor.requires_grad:
-                    tensor.register_hook(hook)
-
-    def _see_gradient(self, role: Role, gradient: Tensor) -> None:
-        self._see(role, [gradient])
-
-    def _see(self, role: Role, tensors: list[Tensor]) -> None:
-        for each in tensors:
-            if each.is_floating_point():
-                self.formats.setdefault(role, name_of(each.dtype))
-        self._tally.add(role, tensors)
-
-    def _look_inside(self, change: Callable[[set[int], list[int]], None]) -> None:
-        """Makes regions show these hooks what is inside of them, or not any more."""
-        keys = [handle.id for handle in self._handles]
-        for module in self._model.modules():
-            forward = forward_of(module)
-            if forward is not None:
-                change(forward.region._own_hooks, keys)
+    if type(values) in (Tensor, nn.Parameter) and values.layout is torch.strided:
+        yield from _floats(unwrapped(values.detach()))
+        return
+    for tensor in plain_tensors(values):
+        plain = unwrapped(tensor.detach())
+        plain = plain.values() if plain.layout in _COMPRESSED else plain
+        yield from _floats(plain.as_subclass(Tensor))
 
 
-for _method in (Observer._see_call, Observer._see_gradient):
-    never_compile(_method)
+def _floats(plain: Tensor) -> Iterator[Tensor]:
+    plain = torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
+    if plain.is_floating_point() and plain.numel() and not plain.is_meta:
+        yield plain
+
+
+def count(numbers: Tensor, row: Tensor) -> None:
+    """Adds numbers to a row, in the way that is fast on their device."""
+    _COUNT.get(numbers.device.type, _count_anywhere)(numbers, row)
+
+
+def _count_anywhere(numbers: Tensor, row: Tensor) -> None:
+    """Adds numbers in a fixed number of kernels, none of which tells the host anything."""
+    bits = numbers.float().reshape(-1).view(torch.int32) & _MAGNITUDE
+    places = _places(bits).long()
+    row.scatter_add_(0, places, row.new_ones(1).expand_as(places))
+    largest = torch.where(bits < _INF, bits, 0).amax()
+    row[_LARGEST] = torch.maximum(row[_LARGEST], largest)
+
+
+def _places(bits: Tensor) -> Tensor:
+    """Returns the place in a row that each number belongs to."""
+    normal = (bits >> _DIGITS) + (bits > _INF)
+    # The digits of a subnormal number as a number: no float is ever computed with, since a
+    # processor may be set to take subnormal ones for zero.
+    small = (bits.float().view(torch.int32) >> _DIGITS) + _ZERO
+    return torch.where(bits < 1 << _DIGITS, small, normal)
+
+
+def _count_here(numbers: Tensor, row: Tensor) -> None:
+    """Adds numbers in the way that is fast where looking at a result costs nothing."""
+    values = (numbers if numbers.dtype in _BITS else numbers.float()).reshape(-1)
+    found = kernel_at_hand(values.numel())
+    if found is not None:
+        found.exponents(values.contiguous(), row)
+        return
+    for chunk in values.split(_CHUNK) if values.numel() > _CHUNK else (values,):
+        _count_chunk(chunk, row, row.numpy())
+
+
+def _count_chunk(chunk: Tensor, row: Tensor, counts: Any) -> None:
+    kind, digits = _BITS[chunk.dtype]
+    bits = chunk.view(kind)
+    # The sign is cut off with what is above eight bits, and counting bytes is twice as fast.
+    fields = torch.bincount((bits >> digits).to(torch.uint8), minlength=_FIELDS).numpy()
+    zeros = len(bits) - int((bits << 1).count_nonzero()) if fields[0] else 0
+    if fields[-1] or fields[0] > zeros:
+        _count_anywhere(chunk, row)
+        return
+    fields[0] = 0
+    counts[:_FIELDS] += fields
+    counts[_ZERO] += zeros
+    low, high = chunk.aminmax()
+    counts[_LARGEST] = max(counts[_LARGEST], _bits_of(max(abs(low.item()), abs(high.item()))))
+
+
+_COUNT: dict[str, Callable[[Tensor, Tensor], None]] = {"cpu": _count_here}
+
+
+def _bits_of(value: float) -> int:
+    return int(struct.unpack("I", struct.pack("f", value))[0])
+
+
+def exponents_of(row: list[int]) -> Exponents:
+    """Returns what a row says."""
+    small, normal = row[_LARGEST - _DIGITS : _LARGEST], row[1 : _FIELDS - 1]
+    return Exponents(
+        tuple(enumerate([*small, *normal], start=-126 - _DIGITS)),
+        zeros=row[_ZERO],
+        infs=row[_FIELDS - 1],
+        nans=row[_NAN],
+        largest=struct.unpack("f", struct.pack("I", row[_LARGEST]))[0],
+    )

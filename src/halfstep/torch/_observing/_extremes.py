@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from halfstep.torch._private import is_unallocated
+
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
@@ -113,4 +115,5 @@ def _numbers(tensor: Tensor) -> Tensor | None:
         tensor = torch.view_as_real(tensor.resolve_conj())
     known = tensor.dtype in _FLOATS and tensor.layout is torch.strided
     wraps = tensor.is_meta or hasattr(type(tensor), "__tensor_flatten__")
-    return tensor if known and not wraps and tensor.numel() else None
+    empty = wraps or not tensor.numel() or is_unallocated(tensor)
+    return tensor if known and not empty else None

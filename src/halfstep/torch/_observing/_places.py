@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules import module as _module
 
 import halfstep
+from halfstep.torch import _private
 from halfstep.torch._engine._paths import _SPURIOUS, _unwrapped
 
 # Their lines, and those of what they are run by, are nobody's own.
@@ -56,6 +57,8 @@ class Places:
         self._root = self._names[id(whole)] = type(whole).__name__
         self._names.update({id(each): "" for each in _wrappers(model, whole)})
         self._stack = [Place(outside, 0, is_root=True)]
+        # In which backward pass each was entered.
+        self._passes = [-1]
         self._calls: Counter[str] = Counter()
 
     @property
@@ -64,9 +67,9 @@ class Places:
         return self._stack[-1]
 
     @property
-    def outside(self) -> bool:
-        """Whether no module is running."""
-        return len(self._stack) == 1
+    def forward(self) -> bool:
+        """Whether what runs is the place itself, and not a backward pass that it called."""
+        return self._passes[-1] == _private.backward_pass()
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
@@ -86,11 +89,13 @@ class Places:
     def _enter(self, module: nn.Module, args: Any) -> None:
         path = self._names.get(id(module), type(module).__name__) or self.here.path
         self._stack.append(Place(path, self._calls[path], is_root=path == self._root))
+        self._passes.append(_private.backward_pass())
         self._calls[path] += 1
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not self.outside:
+        if len(self._stack) > 1:
             self._stack.pop()
+            self._passes.pop()
 
 
 def _wrappers(model: nn.Module, whole: nn.Module) -> Iterator[nn.Module]:

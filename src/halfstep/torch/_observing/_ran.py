@@ -8,6 +8,9 @@ from halfstep.torch._observing._extremes import Extremes
 from halfstep.torch._observing._places import Place
 
 LOW = ("float16", "bfloat16")
+# What makes no inf of -inf, and what makes none if it is by a number above zero.
+_KEEP_SIGNS = ("add", "cast", "cumsum", "mean", "sum")
+_SCALE = ("divide", "multiply")
 
 
 class Key(NamedTuple):
@@ -72,15 +75,30 @@ class Ran:
 
     @property
     def made(self) -> Value | None:
-        """What it wrote that is not finite though all that it read is, None for nothing."""
+        """What it wrote that is not finite and does not come from what it read, None for nothing.
+
+        NaN of what was infinite, such as a row of -inf, is new, too.
+        """
         bad = self.bad
         return bad if bad is not None and (self.fresh or self._new_nan(bad)) else None
 
     @property
     def fresh(self) -> bool:
-        """Whether all that it read is finite."""
+        """Whether nothing that it read explains what it wrote."""
         finite = all(each.finite for each in self.inputs)
-        return finite and all(map(math.isfinite, self.constants))
+        return (finite and all(map(math.isfinite, self.constants))) or self._new_inf()
+
+    def _new_inf(self) -> bool:
+        """Returns whether it wrote inf where it read none but -inf, which a mask may hold."""
+        written = [each.held for each in self.outputs if each.held]
+        read = [each.held for each in self.inputs if each.held]
+        same_sign = len(read) == 1 and self.constants and min(self.constants) > 0
+        return (
+            any(each.high == math.inf for each in written)
+            and all(each.finite or each.only_minus_inf for each in read)
+            and not any(math.isnan(each) or each == math.inf for each in self.constants)
+            and (self.key.word in _KEEP_SIGNS or (self.key.word in _SCALE and bool(same_sign)))
+        )
 
     def _new_nan(self, bad: Value) -> bool:
         read = [each.held for each in self.inputs if each.held]
@@ -94,6 +112,7 @@ class Ran:
 
     @property
     def largest(self) -> float | None:
-        """The largest finite magnitude that it read."""
-        sizes = [each.held.largest for each in self.inputs if each.held]
+        """The largest finite magnitude that it read, of gradients where there are any."""
+        gradients = [each for each in self.inputs if each.role.startswith("grad")]
+        sizes = [each.held.largest for each in gradients or self.inputs if each.held]
         return max((each for each in sizes if each is not None), default=None)

@@ -10,11 +10,12 @@ from torch.optim import LBFGS, Optimizer
 from halfstep.core import Exponents, Moment, Policy, Range, Ranges
 from halfstep.errors import UsageError
 from halfstep.torch._dtypes import HALF, name_of
+from halfstep.torch._global import global_policy
 from halfstep.torch._lost import lost_updates
 from halfstep.torch._masters._kept import master_of
 from halfstep.torch._observing._exponents import Tally
 from halfstep.torch._observing._families import families_of
-from halfstep.torch._observing._counting import ROLES, Observer, Role, named_modules
+from halfstep.torch._observing._passing import ROLES, Observer, Role, named_modules
 from halfstep.torch._observing._twins import LossFn, Twin, prepared_twin, run_step, twin
 from halfstep.torch._regions._attach import checked_policy
 from halfstep.torch._regions._forward import forward_of
@@ -56,15 +57,15 @@ def ranges(
     Example:
         >>> import torch
         >>> model, batch = torch.nn.Linear(4, 2), torch.ones(8, 4)
-        >>> found = ranges(model, batch, lambda model, batch: model(batch).mean() * 2.0**-22)
+        >>> found = ranges(model, batch, lambda model, batch: model(batch).mean() * 2.0**-28)
         >>> found.lost(), found.lost(found.power)
         (1.0, 0.0)
         >>> print(found.window())
-        2^1 to 2^39
+        2^7 to 2^44
     """
     _check(optimizer)
     wide = _seen(prepared_twin(model, "float32"), batch, loss_fn)
-    chosen = None if policy is None else checked_policy(policy)
+    chosen = _in_force(model) if policy is None else checked_policy(policy)
     copies = twin(model, optimizer) if chosen is None else prepared_twin(model, chosen, optimizer)
     here = _seen(copies, batch, loss_fn)
     return Ranges(
@@ -84,6 +85,13 @@ def _check(optimizer: object) -> None:
         )
 
 
+def _in_force(model: nn.Module) -> Policy | None:
+    """Returns the policy that a model is about to be prepared by, None if it stays as it is."""
+    everywhere = global_policy()
+    prepared = any(map(forward_of, model.modules()))
+    return None if prepared or everywhere.compute_dtype == "float32" else everywhere
+
+
 class _Seen(NamedTuple):
     """What one run shows.
 
@@ -99,18 +107,21 @@ class _Seen(NamedTuple):
 
 
 def _seen(copies: Twin, batch: Any, loss_fn: LossFn) -> _Seen:
-    model, tally, sizes = copies[0], Tally[Role](), list[Tensor]()
+    model, tally, sizes = copies[0], Tally[int](), list[Tensor]()
+
+    def entered(gradient: Tensor | None) -> None:
+        sizes.extend([] if gradient is None else [gradient.detach().abs().sum()])
 
     def enter(_module: nn.Module, _args: Any, output: Any) -> None:
         for tensor in tensors_in(output):
             if tensor.requires_grad:
-                tensor.register_hook(lambda gradient: sizes.append(gradient.abs().sum().detach()))
+                tensor.register_hook(entered)
 
     with Observer(model, tally) as observer:
         handle = model.register_forward_hook(enter)
         run_step(model, batch, loss_fn)
         handle.remove()
-    return _Seen(tally.read(), observer.formats, sum(float(each) for each in sizes))
+    return _Seen(observer.seen.read(), observer.seen.formats, sum(float(each) for each in sizes))
 
 
 def _rows(model: nn.Module, wide: _Seen, here: _Seen) -> Iterator[Range]:

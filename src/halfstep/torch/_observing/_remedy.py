@@ -1,6 +1,7 @@
 """What to write so that a fault is gone; it has been tried."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from halfstep.core import Format, Rule
+from halfstep.torch._engine._paths import UnmatchedRuleWarning
 from halfstep.torch._observing._edges import EDGES
 from halfstep.torch._observing._formats import Formats
 from halfstep.torch._observing._ran import LOW, Key, Ran
@@ -23,7 +25,8 @@ _CONSTANT = "instead = {instead:g}  # in place of {written:g}, which {dtype} can
 _ADDED = "mask = mask.clamp(min=torch.finfo(mask.dtype).min / 2)  # for each mask that is added"
 _ROW = "scores = scores.clamp(min=torch.finfo(scores.dtype).min / 2)  # what goes into {word}"
 _MOST_RULES = 8
-_POWERS = (4, 8, 12, 16, 20, 24)
+# What a scale is raised or lowered by: what classic loss scales begin with comes first.
+_POWERS = (16, 12, 20, 8, 24, 4)
 
 
 @dataclass(frozen=True)
@@ -118,10 +121,11 @@ class Remedies:
 
     def _lower_scale(self, ran: Ran) -> str:
         """Returns the largest loss scale, of some, at which nothing overflows on the way back."""
-        scale = self._scale_of(self.case)
-        if ran.key.phase == "forward" or scale <= 1.0:
+        scale = self.scale
+        of_loss = ran.place.is_root and ran.key.word == "multiply"
+        if (ran.key.phase == "forward" and not of_loss) or scale <= 1.0:
             return ""
-        lower = (self._scaled(-power) for power in _POWERS if 2.0**power <= scale)
+        lower = (self._scaled(-power) for power in sorted(_POWERS) if 2.0**power <= scale)
         fine = next((each for each in lower if self._tried(each) is not None), None)
         return "" if fine is None else self.way.at_scale(self._scale_of(fine))
 
@@ -132,6 +136,11 @@ class Remedies:
             return dataclasses.replace(case, loss_scale=case.loss_scale * by)
         return dataclasses.replace(case, factor=case.factor * by)
 
+    @property
+    def scale(self) -> float:
+        """The scale at which the step ran: of the region, or of the loss."""
+        return self._scale_of(self.case)
+
     def _scale_of(self, case: Case) -> float:
         region = self.way.region
         return case.loss_scale if region is None else region.scale * case.factor
@@ -140,22 +149,26 @@ class Remedies:
         return self.way.as_ours() if self.way.native and self._helps(Formats(ours=True)) else ""
 
     def _rules(self, ran: Ran) -> str:
-        """Returns the rules that leave no fault."""
+        edits = self.edits(ran)
+        return self.way.with_rules(edits) if edits else ""
+
+    def edits(self, ran: Ran) -> tuple[Rule, ...]:
+        """Returns the rules that leave no fault, none where no rules do."""
         edits: tuple[Rule, ...] = ()
         step, current = self.step, ran
         while len(edits) < _MOST_RULES:
             rule = rule_for(current, step.ran, self.way)
             if rule is None or rule in edits:
-                return ""
+                return ()
             edits = (*edits, rule)
             tried = self._attempt(formats=Formats(edits=edits))
             if tried is None:
-                return ""
+                return ()
             found = self._left(tried)
             if not found:
-                return self.way.with_rules(edits) if tried.finite else ""
+                return edits if tried.finite else ()
             step, current = tried, found[0]
-        return ""
+        return ()
 
     def _bfloat16(self, ran: Ran | None = None) -> str:
         text = self.way.in_bfloat16()
@@ -183,7 +196,10 @@ class Remedies:
 def attempted(case: Case) -> Step | None:
     """Returns the step of a case, None where it cannot run so."""
     try:
-        return settled(case)[1]
+        with warnings.catch_warnings():
+            # A rule that is tried may be for a module that is called by itself.
+            warnings.simplefilter("ignore", UnmatchedRuleWarning)
+            return settled(case)[1]
     except Exception:  # a model that casts by hand raises what PyTorch raises for such a mix
         return None
 

@@ -61,8 +61,15 @@ def written(overload: Any, args: Any, kwargs: Any) -> list[Tensor]:
 def read(overload: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """Returns the tensors that an operation reads."""
     first = 1 if overload._schema.name in _OVERWRITE else 0
-    named = [value for name, value in kwargs.items() if name != "out"]
+    out = _out(overload)
+    named = [value for name, value in kwargs.items() if name not in out]
     return list(tensors((args[first:], named)))
+
+
+@functools.cache
+def _out(overload: Any) -> frozenset[str]:
+    """Returns the names of the arguments that only receive a result."""
+    return frozenset(each.name for each in overload._schema.arguments if each.is_out)
 
 
 def results(overload: Any, result: Any, changed: list[Tensor]) -> list[Tensor]:

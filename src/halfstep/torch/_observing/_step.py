@@ -98,7 +98,7 @@ def run(case: Case) -> Step:
         asked = stack.enter_context(computing(case.formats, case.model))
         stack.enter_context(places.followed())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        with torch.enable_grad():
+        with gradients_apart(case.model.parameters()), torch.enable_grad():
             return dataclasses.replace(_seen(case, watching), asked=tuple(dict.fromkeys(asked)))
 
 
@@ -111,7 +111,7 @@ def _seen(case: Case, watching: Watching) -> Step:
         with gradients_apart(leaves):
             _backward(loss, watching)
             grads = [each.grad for each in leaves if each.grad is not None]
-            gradients_finite = all(bool(each.isfinite().all()) for each in map(_plain, grads))
+            gradients_finite = _are_finite(grads)
     return Step(tuple(watching.operations()), finite, gradients_finite)
 
 
@@ -125,6 +125,14 @@ def _backward(loss: Tensor, watching: Watching) -> None:
     watching.begin_backward()
     with watching:
         loss.backward()
+
+
+def _are_finite(grads: list[Tensor]) -> bool:
+    """Returns whether all gradients are; waits once for each device."""
+    found: dict[torch.device, list[Tensor]] = {}
+    for each in grads:
+        found.setdefault(each.device, []).append(_plain(each).isfinite().all())
+    return all(bool(torch.stack(group).all()) for group in found.values())
 
 
 def _plain(grad: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Which of what was seen is a fault."""
 
+import math
 from collections.abc import Iterator
 
 from halfstep.core import Format
@@ -8,6 +9,9 @@ from halfstep.torch._observing._step import Step
 
 # More than half of the numbers are lost, and none is so large that the others would not matter.
 _LOST, _MATTERS = 0.5, 2.0**-10
+# What is so much smaller than the product of what it is computed of has cancelled out.
+_ROUNDING = 2.0**-16
+_PRODUCTS = ("add", "attention", "conv", "matmul", "multiply", "softmax", "subtract")
 # What nobody computes is written down, as in a mask.
 _WRITTEN = -1e5
 
@@ -44,9 +48,10 @@ def keys_of(in_float32: Step) -> frozenset[Key]:
 
 def is_in_float32(ran: Ran, in_float32: Step) -> bool:
     """Returns whether a fault is there in float32, too."""
-    if ran.entered or ran.key in keys_of(in_float32):
-        return True
-    return ran.made is None and ran.key in {each.key for each in in_float32.ran if each.bad}
+    bad = {each.key for each in in_float32.ran if each.bad}
+    if ran.entered:
+        return ran.key in bad or not in_float32.ran
+    return ran.key in keys_of(in_float32) or (ran.made is None and ran.key in bad)
 
 
 def _once(found: list[Ran]) -> list[Ran]:
@@ -94,7 +99,17 @@ def underflows(step: Step, in_float32: Step) -> Iterator[tuple[Ran, Value]]:
 
 
 def _outputs(ran: Ran | None) -> tuple[Value, ...]:
-    return () if ran is None else ran.outputs
+    """Returns what float32 computed, but for what are only its own errors of rounding."""
+    if ran is None:
+        return ()
+    read = [each.held.largest or 0.0 for each in ran.inputs if each.held]
+    least = math.prod(read) * _ROUNDING if ran.key.word in _PRODUCTS else 0.0
+    return tuple(
+        each
+        if each.held is None or (each.held.largest or 0.0) >= least
+        else each._replace(held=None)
+        for each in ran.outputs
+    )
 
 
 def _is_lost(value: Value, full: Value) -> bool:

@@ -1,6 +1,7 @@
 """Sees every operation of a step, forward and backward, below autograd."""
 
 from collections import Counter
+from threading import get_ident
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -95,7 +96,8 @@ class Watching(TorchDispatchMode):
         self._readings, self._notes = Readings(), list[_Note]()
         self._known = WeakTensorKeyDictionary()
         self._writes: Counter[int] = Counter()
-        self._origins: dict[int, _Origin] = {}
+        self._origins: dict[tuple[int, int], _Origin] = {}
+        self._thread = get_ident()
         self._counts: Counter[Any] = Counter()
 
     def begin_backward(self) -> None:
@@ -143,19 +145,22 @@ class Watching(TorchDispatchMode):
         return result
 
     def _origin(self, func: Any) -> tuple[_Origin, str]:
-        node = _private.running_node() if self._backward else None
-        word = operation_word(func._schema.name)
-        if node is None or not self._places.outside:
+        """Returns where an operation belongs to, and in which pass."""
+        word, node = operation_word(func._schema.name), _private.running_node()
+        if self._places.forward or node is None:
             origin = _Origin(self._places.here, word, line(self._within), set(), set())
-            if not self._backward:
-                self._origins.setdefault(_private.newest_node(), origin)
-            return origin, "backward" if self._backward and node is None else "forward"
-        return self._of_node(node, word), "backward"
+        else:
+            origin = self._of_node(node, word)
+        if not self._backward or torch.is_grad_enabled():
+            self._origins.setdefault((get_ident(), _private.newest_node()), origin)
+        return origin, "forward" if self._places.forward else "backward"
 
     def _of_node(self, node: Any, word: str) -> _Origin:
         """Returns where the forward of a node ran."""
         number = _private.number_of(node)
-        origin = self._origins.get(number)
+        # What is computed again within a backward pass is so in the thread of that pass.
+        found = (self._origins.get((thread, number)) for thread in (get_ident(), self._thread))
+        origin = next(filter(None, found), None)
         if origin is None:
             place = self._roles.owner(node) or self._places.here
             return _Origin(place, word, "", set(), set())

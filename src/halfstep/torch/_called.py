@@ -1,0 +1,129 @@
+"""A call of a model that a script made, kept so that it can be made again."""
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from halfstep.torch._autocast import Inside, Settings
+from halfstep.torch._engine import _state
+from halfstep.torch._private import preserved_version
+from halfstep.torch._regions._tree import tensors_in, with_tensors
+
+
+class Call(NamedTuple):
+    """A call of a model that is not part of another one.
+
+    Args:
+        model: The model.
+        given: Copies of the arguments, positional and by name.
+        buffers: The buffers of the model, and copies from before the call.
+        around: The autocasts, PyTorch's own or ours, that the call was in.
+        cotangents: The gradients that came back to each output, None where none did.
+    """
+
+    model: nn.Module
+    given: tuple[tuple[Any, ...], dict[str, Any]]
+    buffers: list[tuple[Tensor, Tensor]]
+    around: tuple[Settings, ...]
+    cotangents: list[Tensor | None]
+
+    def again(self, model: nn.Module) -> list[Tensor]:
+        """Calls a model in the same way, and returns the tensors of its output."""
+        args, kwargs = self.given
+        with contextlib.ExitStack() as stack:
+            for each in self.around:
+                stack.enter_context(_inside(each))
+            return tensors_in(model(*args, **kwargs))
+
+    @classmethod
+    def of(cls, model: nn.Module, args: Any, kwargs: Any) -> "Call":
+        """Returns a call that is about to be made."""
+        buffers = [(each, each.clone()) for each in model.buffers()]
+        return cls(model, _copied((args, kwargs)), buffers, _around(model), [])
+
+    def made(self, outputs: list[Tensor]) -> None:
+        """Takes note of what it returned, and later of what comes back to that."""
+        self.cotangents.extend([None] * len(outputs))
+        for index, tensor in enumerate(outputs):
+            if tensor.requires_grad:
+                tensor.register_hook(_receiver(self, index))
+
+    @property
+    def entered_broken(self) -> bool:
+        """Whether a gradient that came back was not finite."""
+        there = [each for each in self.cotangents if each is not None]
+        return not all(bool(each.isfinite().all()) for each in there)
+
+
+@torch.no_grad()
+def put(values: list[tuple[Tensor, Tensor]]) -> None:
+    """Gives each first tensor the numbers of the second one."""
+    for target, value in values:
+        # A backward pass of the script may still need what it has seen there.
+        with preserved_version(target):
+            target.copy_(value)
+
+
+def _receiver(call: Call, index: int) -> Callable[[Tensor | None], None]:
+    def receive(gradient: Tensor | None) -> None:
+        # An output that nothing comes back to may have an undefined gradient.
+        call.cotangents[index] = None if gradient is None else gradient.detach().clone()
+
+    return receive
+
+
+def _copied(given: Any) -> Any:
+    copies = [each.detach().clone() for each in tensors_in(given)]
+    for copied, each in zip(copies, tensors_in(given), strict=True):
+        copied.requires_grad_(each.requires_grad)
+    return with_tensors(given, copies)
+
+
+def _around(model: nn.Module) -> tuple[Settings, ...]:
+    """Returns the autocasts that a model is in; those without rules of ours are PyTorch's own."""
+    devices = dict.fromkeys(each.device.type for each in model.parameters())
+    rules = {each.device_type: each.table.rules_text for each in reversed(_state.actives())}
+    found = tuple(
+        Settings(each, torch.get_autocast_dtype(each), True, False, rules.get(each, ""))
+        for each in devices
+        if torch.is_autocast_enabled(each)
+    )
+    if found or not _state.entered():
+        return found
+    return (Settings("cpu", torch.get_autocast_dtype("cpu"), False, False, ""),)
+
+
+def _inside(settings: Settings) -> contextlib.AbstractContextManager[Any]:
+    if settings.enabled and not settings.rules:
+        return torch.autocast(settings.device_type, dtype=settings.dtype)
+    return Inside(settings)
+
+
+def loss_of(calls: list[Call], scale: float) -> Callable[..., Tensor]:
+    """Returns a loss whose gradients at the outputs are those that came back, unscaled."""
+
+    def loss_fn(model: nn.Module, _batch: Any) -> Tensor:
+        total = torch.zeros(())
+        for call in calls:
+            for output, cotangent in zip(call.again(model), call.cotangents, strict=True):
+                if output.is_floating_point():
+                    total = total.to(output.device) + _product(output, cotangent, scale)
+        return total
+
+    return loss_fn
+
+
+def _product(output: Tensor, cotangent: Tensor | None, scale: float) -> Tensor:
+    """Returns a sum whose gradient is what came back, and which is finite if what it needs is.
+
+    What a mask has set to -inf, nothing comes back to.
+    """
+    if cotangent is None or not bool(cotangent.isfinite().all()):
+        # Nothing is known of the way back, so it is zero; what is not finite makes NaN of that.
+        return torch.where(output == -math.inf, 0.0, output.float()).sum() * 0.0
+    needed = torch.where(output.isfinite() | (cotangent != 0), output.float(), 0.0)
+    return (needed * (cotangent.float() / scale)).sum()
