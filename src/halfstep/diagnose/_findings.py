@@ -22,6 +22,10 @@ _MANY_LOST = 0.01
 _MANY_SKIPS = 0.1
 _IN_A_ROW = 3
 _SHOWN_MODULES = 5
+_SCALERS = {
+    False: "scaler = GradScaler(init_scale=2.0**{power})",
+    True: "halfstep.keras.LossScaleOptimizer(optimizer, initial_scale=2.0**{power})",
+}
 _HALF = ("float16", "bfloat16")
 _INSTEAD = {
     "keras": "Looked at is what `fit` calls, and models that the script calls itself; for others, "
@@ -154,8 +158,11 @@ def _ranges(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
     ranges = report.narrow
     lost = ranges.lost(report.power)
     if lost > _MANY_LOST:
+        in_keras = "keras" in dict(report.versions)
+        written = _SCALERS[in_keras]
+        in_region = bool(evidence.run.regions) and not in_keras
         told = report.diagnosis.first is not None and report.diagnosis.first.remedy
-        remedy = "" if told else _scale(ranges, in_region=bool(evidence.run.regions))
+        remedy = "" if told else _scale(ranges, written, in_region=in_region)
         text = f"{share_text(lost)} of the gradients become 0 in {ranges.form}"
         yield Finding("warning", f"{text} at the scale in force, 2^{report.power}.", "", remedy)
     suffering = [name for name in ranges.outside if _suffers(ranges, report.power, name)]
@@ -174,11 +181,11 @@ def _suffers(ranges: Ranges, power: int, module: str) -> bool:
     return overflows or ranges.lost(power, module=module) > _MANY_LOST
 
 
-def _scale(ranges: Ranges, *, in_region: bool) -> str:
+def _scale(ranges: Ranges, written: str, *, in_region: bool) -> str:
     """Returns the scale to write, for a region or for a scaler."""
     if in_region and ranges.region_scale is not None:
         return f'policy = policy.with_(scale="dynamic(init_scale={ranges.region_scale!r})")'
-    return "" if ranges.power is None else f"scaler = GradScaler(init_scale=2.0**{ranges.power})"
+    return "" if ranges.power is None else written.format(power=ranges.power)
 
 
 def _rule(ranges: Ranges, module: str) -> str:

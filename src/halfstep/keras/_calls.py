@@ -4,17 +4,19 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace as replace_fields
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
-from halfstep.core import Diagnosis, quiet, replace
+from halfstep.core import Diagnosis, Ranges, quiet, replace
 from halfstep.keras._batches import Values, variables_of
-from halfstep.keras._diagnose import diagnose
+from halfstep.keras._diagnose import case_of, diagnose
 from halfstep.keras._diagnosing._numbers import all_numbers
 from halfstep.keras._patches import Undo
 from halfstep.keras._private import CompileLoss, Layer, jax, tensorflow
+from halfstep.keras._ranges import ranges
 from halfstep.keras._watch import inside
 
 _EVENTS = ("backward", "loss", "step", "update", "scale", "region", "metric")
@@ -55,13 +57,28 @@ class Kept(NamedTuple):
         Args:
             scale: What the loss was multiplied by.
         """
+        with self._as_before():
+            return diagnose(*self._given, loss_scale=scale, training=self.training)
+
+    def ranges(self, scale: float) -> Ranges:
+        """Returns how its numbers lie in each format, forward only where the loss is not known.
+
+        Args:
+            scale: What the loss was multiplied by.
+        """
+        with self._as_before():
+            return ranges(replace_fields(case_of(*self._given, self.training), scale=scale))
+
+    @property
+    def _given(self) -> tuple[Any, Any, Any, Any]:
         # What `compute_loss` calls belongs to the model.
-        given = None if isinstance(self.loss, CompileLoss) else self.loss
-        loss = (self.targets, given) if self.whole else (None, None)
+        loss = None if isinstance(self.loss, CompileLoss) else self.loss
+        return self.model, self.inputs, *((self.targets, loss) if self.whole else (None, None))
+
+    @contextlib.contextmanager
+    def _as_before(self) -> Iterator[None]:
         with quiet(*_EVENTS), keras.StatelessScope(self.values):
-            return diagnose(
-                self.model, self.inputs, *loss, loss_scale=scale, training=self.training
-            )
+            yield
 
 
 class _Local(threading.local):

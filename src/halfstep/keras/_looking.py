@@ -119,12 +119,16 @@ class Looking:
             return (_is_in_weights(found) and _first(self._kept(self._before), scale)) or found
 
     def ranges(self, scale: float) -> Seen | None:
-        """Returns what is known of the numbers of the step, None where nothing was kept of it.
+        """Returns how the numbers of the largest model lie, None where nothing was kept.
 
         Args:
             scale: What the loss was multiplied by.
         """
-        return Seen(Ranges(), math.frexp(scale)[1] - 1) if self.has_calls else None
+        with self._calls.unseen():
+            kept = self._kept(self._now)
+            largest = max(kept, key=lambda each: each.model.count_params(), default=None)
+            found = Ranges() if largest is None else largest.ranges(scale)
+        return Seen(found, math.frexp(scale)[1] - 1) if kept else None
 
     def _kept(self, step: _Step) -> list[Kept]:
         """Returns the calls of a step; a compiled function runs once more for that."""
