@@ -72,7 +72,7 @@ def test_a_healthy_training(tmp_path, loop):
     assert report.steps[-1].loss < report.steps[0].loss
     assert not report.diagnosis
     notes = told(report, "note")
-    assert len(notes) == len(report.findings) == (2 if loop == "jitted" else 1)
+    assert len(notes) == len(report.findings) == (3 if loop == "jitted" else 2)
     assert "--policy had no effect" in notes[0]
     assert "jax" in dict(report.versions)
 

@@ -130,3 +130,20 @@ def test_a_scale_that_is_too_large_for_a_loop(tmp_path, backend, compiled):
     assert (fault.module, fault.operation) == ("mean_squared_error", "cast")
     assert (fault.phase, fault.dtype) == ("backward", "float16")
     assert "LossScaleOptimizer" in fault.remedy
+
+
+def test_gradients_that_become_zero(tmp_path, backend):
+    text = """
+class Small(keras.losses.Loss):
+    def call(self, targets, outputs):
+        return keras.ops.mean((outputs - targets) ** 2, -1) * 2.0**-22
+"""
+    text += loop(backend, False, 1.0).replace("keras.losses.MeanSquaredError()", "Small()")
+    _, report = examined(tmp_path, MODEL + text)
+    (lost,) = [each for each in report.findings if "of the gradients become 0" in each.text]
+    assert lost.severity == "warning"
+    written = "halfstep.keras.LossScaleOptimizer(optimizer, initial_scale="
+    assert lost.remedy == f"{written}2.0**{report.ranges.power})"
+    assert report.power == 0 < report.ranges.power
+    roles = {"output", "grad_output", "grad_input", "grad_weight"}
+    assert {row.role for row in report.ranges.rows if row.module == "wide"} == roles

@@ -31,6 +31,8 @@ _DONATED = (
     "does by itself."
 )
 
+_UNCOUNTED = "How large numbers are is not counted in functions of JAX, so no ranges are shown."
+
 
 class Seen(NamedTuple):
     """What a look at the numbers of a step has shown.
@@ -124,6 +126,7 @@ class Looking:
             return
         policies = ", ".join(self._policies)
         yield _RAN_UNDER.format(policies=policies) if policies else _AS_WRITTEN
+        yield _UNCOUNTED
         if self._steps.donated:
             yield _DONATED
 
