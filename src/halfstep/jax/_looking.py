@@ -178,12 +178,12 @@ class Looking:
         self._now, signs = call, signs.read()
         if signs.loss is not None:
             emit("loss", value=float(signs.loss), source="jax")
-        if signs.broken > (
-            self._known or 0
-        ):  # some may be so from the start, as a best loss of inf
+        record = _record(signs)
+        # Some may be so from the start, as a best loss of inf.
+        if not record.skipped and signs.broken > (self._known or 0):
             self._known = signs.broken
             emit("nonfinite")
-        emit("step", record=_record(signs))
+        emit("step", record=record)
         emit("update", scale=_scale(signs), scaler=_SCALER)
 
     def _note_policy(

@@ -78,8 +78,12 @@ def scale_in(tree: Any) -> Any:
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_scale)
     objects = (leaf.loss_scale for _, leaf in leaves if _is_scale(leaf))
-    named = (leaf for path, leaf in leaves if _name(path) in _SCALES and _is_number(leaf))
+    named = (leaf for path, leaf in leaves if _name(path) in _SCALES and _may_scale(leaf))
     return next(objects, next(named, None))
+
+
+def _may_scale(leaf: Any) -> bool:
+    return isinstance(leaf, float) or _is_number(leaf)
 
 
 def _is_scale(leaf: Any) -> bool:
