@@ -7,6 +7,8 @@ import pytest
 
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "flax")
 HEAVY = ("numpy", "ml_dtypes", "rich", "typer")
+EXTRAS = ("jinja2", "plotly")
+COMMAND_LINE = [f"halfstep.{name}" for name in ("cli", "run", "diagnose", "launch", "report")]
 
 
 def loaded_by(module, watched):
@@ -26,9 +28,9 @@ def test_importing_loads_no_framework_and_nothing_heavy(module):
     assert loaded_by(module, FRAMEWORKS + HEAVY) == []
 
 
-@pytest.mark.parametrize("module", ["halfstep.cli", "halfstep.run", "halfstep.report"])
-def test_importing_the_command_line_loads_no_framework(module):
-    assert loaded_by(module, FRAMEWORKS) == []
+@pytest.mark.parametrize("module", COMMAND_LINE)
+def test_importing_the_command_line_loads_no_framework_and_nothing_of_an_extra(module):
+    assert loaded_by(module, FRAMEWORKS + EXTRAS) == []
 
 
 def test_the_tests_above_can_fail():
