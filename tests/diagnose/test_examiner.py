@@ -13,7 +13,7 @@ FAULT = Fault("ff", "matmul", "forward", "output", "inf", "float16", (2,), 9.0)
 class Looking:
     """Looks at nothing, and notes at what it was asked to."""
 
-    has_calls = True
+    has_calls, whole, notes = True, False, ()
     entered_broken = False
 
     def __init__(self, fault=None):
@@ -180,3 +180,35 @@ def test_nothing_is_looked_at_where_no_model_was_called():
     run = Run(looking)
     run.step(math.nan, skipped=True)
     assert run.of("look") == []
+
+
+def test_what_is_not_finite_is_looked_at_whatever_the_loss_is():
+    looking = Looking(FAULT)
+    run = Run(looking)
+    run.examiner("nonfinite", {})
+    run.step(1.0)
+    assert [each["report"]["sampled"] for each in run.of("look") if each["failed"]] == [[1]]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_where_the_loss_is_looked_at_nothing_comes_from_outside(whole):
+    looking = Looking()
+    looking.whole = whole
+    run = Run(looking)
+    run.examiner("loss", {"value": math.nan, "source": "backward"})
+    assert [each["outside"] for each in run.of("look")] == [not whole]
+
+
+def test_several_steps_at_once_may_be_more_than_enough():
+    run = Run(steps=3)
+    for _ in range(2):
+        run.examiner("update", {"scale": 1.0, "scaler": 1, "steps": 2})
+    assert len(run.of("enough")) == 1
+
+
+def test_what_there_is_to_say_is_told_at_the_end():
+    looking = Looking()
+    looking.notes = ("it is so",)
+    run = Run(looking)
+    run.examiner.finish()
+    assert run.of("note") == [{"kind": "note", "text": "it is so"}]

@@ -182,3 +182,24 @@ def test_what_was_looked_at_needs_no_other_call():
 def test_a_step_that_could_not_be_looked_at_is_told():
     (note,) = found(None, unseen=((1, "UsageError: no copy"), (10, "again"))).findings
     assert note.text == "Step 1 could not be looked at closely: UsageError: no copy."
+
+
+def test_what_breaks_in_the_backward_pass_of_a_step_that_was_taken_is_decisive():
+    report = found(trained(steps=steps(3)), look(3, BACKWARD), look(9, BACKWARD))
+    assert report.findings[0].text.endswith("(step 9).")
+
+
+def test_a_step_that_is_sound_when_it_is_run_again_is_told():
+    report = found(trained(steps=steps(3)), look(3))
+    assert told(report)[-1] == (
+        "note",
+        "",
+        "Step 3 was run again and made neither inf nor NaN.",
+    )
+
+
+def test_notes_are_told_once_and_only_of_what_was_trained():
+    assert told(found(notes=("so", "so"))) == [("note", "", "so")]
+    run = RunResult(policy="mixed_float16")
+    untrained = found(trained(steps=()), run=run, notes=("so",), frameworks=("jax",))
+    assert [each.severity for each in untrained.findings] == ["error"]

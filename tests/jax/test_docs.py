@@ -32,6 +32,15 @@ def test_the_block_of_the_readme_runs():
     assert names["gradient"].tolist() == [[4.0, 4.0]] * 4
 
 
+@pytest.mark.slow
+def test_the_blocks_of_the_doctor_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for code in marked((DOCS / "doctor.md").read_text(), "tests/jax runs it"):
+        exec(code, names)
+    assert names["fault"].module == "norm"
+
+
 def test_the_reference_has_every_public_name():
     page = (DOCS / "reference.md").read_text()
     names = [f"halfstep.jax.{name}" for name in front_end.__all__]

@@ -74,9 +74,8 @@ def doctor(
     """Train a script in low precision and explain what becomes of its numbers.
 
     Where the first inf or NaN comes from, which gradients become 0, what is cast, and what to write
-    instead. It looks into PyTorch models; of Keras scripts it tells losses, scales and skipped
-    steps. The exit code is 1 if there is something to mend. Ctrl-C ends the training and shows what
-    was found so far.
+    instead, in scripts of PyTorch, Keras and JAX. The exit code is 1 if there is something to mend.
+    Ctrl-C ends the training and shows what was found so far.
     """
     asked = Examination.of(
         script, args or (), module=module, policy=policy, every=every, steps=steps
@@ -106,8 +105,8 @@ def _check_files(json: str | None, html: str | None) -> None:
 def _check_framework() -> None:
     if not any(map(find_spec, ("torch", "keras", "jax"))):
         raise MissingExtraError(
-            "doctor needs PyTorch or Keras, got an environment without them. "
-            "Install one: python -m pip install 'halfstep[torch]', or 'halfstep[keras]'."
+            "doctor needs PyTorch, Keras or JAX, got an environment without them. Install one: "
+            "python -m pip install 'halfstep[torch]', or 'halfstep[keras]', or 'halfstep[jax]'."
         )
 
 

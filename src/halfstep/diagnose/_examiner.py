@@ -32,9 +32,11 @@ class Examiner:
         self._send, self._every, self._steps, self._clock = send, every, steps, clock
         self._probe: Probe = NoProbe()
         self._looking: Any = None
+        self._end_looking: Callable[[], None] = lambda: None
         self.stop: Callable[[], None] = lambda: None
         self._handlers: dict[str, Callable[..., None]] = {
             "loss": self._on_loss,
+            "nonfinite": self._on_nonfinite,
             "step": self._on_step,
             "update": self._on_update,
         }
@@ -51,9 +53,10 @@ class Examiner:
     def meet(self, probe: Probe) -> None:
         """Measures with a probe from now on: a framework was imported."""
         self._probe = probe
+        self._end_looking()
         self._looking = probe.look_closely()
         if self._looking is not None:
-            self._looking.start()
+            self._end_looking = self._looking.start()
 
     def __call__(self, event: str, values: dict[str, Any]) -> None:
         """Takes one event."""
@@ -69,6 +72,8 @@ class Examiner:
                 self._pending = [Step(place, loss) for place, loss in enumerate(self._losses, 1)]
             self._flush()
             self._send({"kind": "frameworks", "frameworks": _frameworks()})
+            for text in self._looking.notes if self._looking else ():
+                self._send({"kind": "note", "text": text})
         self.stop()
 
     def _on_loss(self, value: Any, source: str = "") -> None:
@@ -80,6 +85,10 @@ class Examiner:
         self._losses.append(loss)
         if not math.isfinite(loss):
             self._look_for_faults(self._number + 1, line=_line_of_script())
+
+    def _on_nonfinite(self) -> None:
+        """Learns that the step has made something that is not finite, whatever its loss is."""
+        self._look_for_faults(self._number + 1)
 
     def _on_step(self, record: Any) -> None:
         self._records.append(record)
@@ -140,7 +149,8 @@ class Examiner:
 
         def look(number: int) -> None:
             found: Diagnosis = self._looking.faults(self._scale)
-            outside = not found and bool(line or self._looking.entered_broken)
+            elsewhere = bool(line) and not self._looking.whole
+            outside = not found and (elsewhere or self._looking.entered_broken)
             self._tell(number, failed=True, outside=outside, line=line, diagnosis=found)
 
         self._attempt(number, look)
@@ -167,7 +177,7 @@ class Examiner:
         self._send({**message, "report": report.to_dict()})
 
     def _end_step(self) -> None:
-        if self._number == self._steps:
+        if 0 < self._steps <= self._number:  # a loop may do several at once
             self.finish()
             self._send({"kind": "enough"})
         elif self._clock() - self._flushed >= _PERIOD_SECONDS:

@@ -22,12 +22,17 @@ _MANY_LOST = 0.01
 _MANY_SKIPS = 0.1
 _IN_A_ROW = 3
 _SHOWN_MODULES = 5
+_SCALERS = {
+    False: "scaler = GradScaler(init_scale=2.0**{power})",
+    True: "halfstep.keras.LossScaleOptimizer(optimizer, initial_scale=2.0**{power})",
+}
 _HALF = ("float16", "bfloat16")
 _INSTEAD = {
-    "keras": "halfstep.keras.diagnose(model, x, y) looks into the layers of a Keras model; here, "
-    "only losses, scales and skipped steps are told.",
-    "jax": "halfstep.jax.diagnose(function, *arguments) looks into a function of JAX; what a "
-    "script computes with JAX is not seen here.",
+    "keras": "Looked at is what `fit` calls, and models that the script calls itself; for others, "
+    "write halfstep.keras.diagnose(model, x, y).",
+    "jax": "Looked at are calls of functions given to jax.jit, jax.grad or jax.value_and_grad that "
+    "take gradients, and none was seen; for others, write "
+    "halfstep.jax.diagnose(function, *arguments).",
 }
 
 
@@ -50,10 +55,19 @@ def _decisive(evidence: Evidence) -> Look | None:
 
     What overflows in a backward pass is what a scale finds its range by, unless it goes on so.
     """
-    failed = [look for look in evidence.looks if look.failed]
-    real = [look for look in failed if look.outside or _is_forward(look.report.diagnosis)]
+    failed = [look for look in evidence.looks if look.failed and _shows(look)]
+    skipped = {step.number for step in evidence.report.skipped}
+    real = [
+        look
+        for look in failed
+        if look.outside or _is_forward(look.report.diagnosis) or look.step not in skipped
+    ]
     lasting = failed[-1:] if _is_stuck(evidence.report) else []
     return next(iter(real or lasting), None)
+
+
+def _shows(look: Look) -> bool:
+    return look.outside or bool(look.report.diagnosis)
 
 
 def _is_forward(diagnosis: Diagnosis) -> bool:
@@ -68,7 +82,7 @@ def _is_stuck(report: Report) -> bool:
 
 def _untrained(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
     report = evidence.report
-    if not report.steps and not report.error and "jax" not in evidence.frameworks:
+    if not report.steps and not report.error and evidence.frameworks != ("jax",):
         yield Finding("error", f"Nothing was trained: {why_untrained(evidence.run)}.")
     if report.steps and _is_by_hand(report):
         text = "No optimizer was seen: each loss counts as a step, and no ranges were looked at."
@@ -144,8 +158,11 @@ def _ranges(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
     ranges = report.narrow
     lost = ranges.lost(report.power)
     if lost > _MANY_LOST:
+        in_keras = "keras" in dict(report.versions)
+        written = _SCALERS[in_keras]
+        in_region = bool(evidence.run.regions) and not in_keras
         told = report.diagnosis.first is not None and report.diagnosis.first.remedy
-        remedy = "" if told else _scale(ranges, in_region=bool(evidence.run.regions))
+        remedy = "" if told else _scale(ranges, written, in_region=in_region)
         text = f"{share_text(lost)} of the gradients become 0 in {ranges.form}"
         yield Finding("warning", f"{text} at the scale in force, 2^{report.power}.", "", remedy)
     suffering = [name for name in ranges.outside if _suffers(ranges, report.power, name)]
@@ -164,11 +181,11 @@ def _suffers(ranges: Ranges, power: int, module: str) -> bool:
     return overflows or ranges.lost(power, module=module) > _MANY_LOST
 
 
-def _scale(ranges: Ranges, *, in_region: bool) -> str:
+def _scale(ranges: Ranges, written: str, *, in_region: bool) -> str:
     """Returns the scale to write, for a region or for a scaler."""
     if in_region and ranges.region_scale is not None:
         return f'policy = policy.with_(scale="dynamic(init_scale={ranges.region_scale!r})")'
-    return "" if ranges.power is None else f"scaler = GradScaler(init_scale=2.0**{ranges.power})"
+    return "" if ranges.power is None else written.format(power=ranges.power)
 
 
 def _rule(ranges: Ranges, module: str) -> str:
@@ -189,9 +206,17 @@ def _updates(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
         yield Finding("warning", text, name, 'prepare(model, optimizer, policy, masters="split")')
 
 
-def _unseen(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
+def _unseen(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
+    sound = [look for look in evidence.looks if look.failed and not _shows(look)]
+    for look in sound[:1] if decisive is None else ():
+        yield Finding("note", f"Step {look.step} was run again and made neither inf nor NaN.")
     for step, why in evidence.unseen[:1]:
         yield Finding("note", f"Step {step} could not be looked at closely: {why}.")
+
+
+def _notes(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
+    for text in dict.fromkeys(evidence.notes if evidence.report.steps else ()):
+        yield Finding("note", text)
 
 
 _FINDERS: tuple[Callable[[Evidence, Look | None], Iterator[Finding]], ...] = (
@@ -203,4 +228,5 @@ _FINDERS: tuple[Callable[[Evidence, Look | None], Iterator[Finding]], ...] = (
     _ranges,
     _updates,
     _unseen,
+    _notes,
 )

@@ -40,6 +40,7 @@ class Evidence:
         looks: The steps that were looked at closely.
         unseen: Step and reason of each that could not be looked at.
         frameworks: Which frameworks the script has imported.
+        notes: What there is to say of how it ran.
     """
 
     report: Report
@@ -47,6 +48,7 @@ class Evidence:
     looks: tuple[Look, ...] = ()
     unseen: tuple[tuple[int, str], ...] = ()
     frameworks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 Findings: TypeAlias = Callable[[Evidence], Report]
@@ -71,6 +73,7 @@ class Heard:
     _looks: list[Look] = field(default_factory=list)
     _unseen: list[tuple[int, str]] = field(default_factory=list)
     _frameworks: tuple[str, ...] = ()
+    _notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._log = RunLog(self.policy, 0)
@@ -79,6 +82,7 @@ class Heard:
             "look": self._add_look,
             "unseen": self._add_unseen,
             "frameworks": self._add_frameworks,
+            "note": self._add_note,
         }
 
     def add(self, message: dict[str, Any]) -> None:
@@ -128,7 +132,7 @@ class Heard:
             error=error,
         )
         looks, unseen = tuple(self._looks), tuple(self._unseen)
-        return findings(Evidence(report, run, looks, unseen, self._frameworks))
+        return findings(Evidence(report, run, looks, unseen, self._frameworks, tuple(self._notes)))
 
     def _add_steps(self, report: dict[str, Any]) -> None:
         self._steps += Report.from_dict(report).steps
@@ -138,6 +142,9 @@ class Heard:
 
     def _add_unseen(self, step: int, why: str) -> None:
         self._unseen.append((step, why))
+
+    def _add_note(self, text: str) -> None:
+        self._notes.append(text)
 
     def _add_frameworks(self, frameworks: list[str]) -> None:
         self._frameworks = tuple(frameworks)

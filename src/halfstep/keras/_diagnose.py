@@ -61,7 +61,7 @@ def diagnose(
         >>> keras.config.set_dtype_policy("float32")
     """
     scales = scales_of(model, loss_scale)
-    case = _case(model, inputs, targets, loss, training)
+    case = case_of(model, inputs, targets, loss, training)
     data = tuple(faults_in_data(case))
     if data or case.loss is None:
         return Diagnosis(data or tuple(_forward_faults(forward(case), case)))
@@ -104,7 +104,8 @@ def _told(found: Found, in_float32: bool) -> Found:
     return dataclasses.replace(found, fault=dataclasses.replace(found.fault, in_float32=in_float32))
 
 
-def _case(model: Any, inputs: Any, targets: Any, loss: Any, training: bool | None) -> Case:
+def case_of(model: Any, inputs: Any, targets: Any, loss: Any, training: bool | None) -> Case:
+    """Returns what is to be run, or says what is wrong with it; the arguments are as above."""
     if not isinstance(model, Layer):
         raise UsageError(
             f"diagnose needs a model or layer of Keras, got {model!r}."

@@ -1,5 +1,6 @@
 """Makes loops that call an optimizer themselves visible."""
 
+import contextlib
 import functools
 import importlib
 import threading
@@ -75,6 +76,16 @@ class _Local(threading.local):
 _local = _Local()
 
 
+@contextlib.contextmanager
+def untold() -> Iterator[None]:
+    """Tells of nothing that this thread does until the block ends."""
+    _local.depth += 1
+    try:
+        yield
+    finally:
+        _local.depth -= 1
+
+
 def _install() -> Iterator[Undo]:
     name = _BACKENDS.get(keras.config.backend())
     loop = importlib.import_module(f"halfstep.keras.{name}").Loop() if name else Loop()
@@ -101,11 +112,8 @@ def _outermost(
 
 
 def _deeper(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    _local.depth += 1
-    try:
+    with untold():
         return function(*args, **kwargs)
-    finally:
-        _local.depth -= 1
 
 
 def _apply(

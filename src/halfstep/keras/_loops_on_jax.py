@@ -1,7 +1,8 @@
 """What loops on JAX do, inside of `jax.jit` and `jax.grad` too."""
 
 import atexit
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from typing import Any
 
@@ -13,6 +14,52 @@ from halfstep.keras._patches import Undo
 from halfstep.keras._private import jax
 from halfstep.keras._readings import Reading, number
 from halfstep.keras._watch import tell_steps
+
+
+class Telling:
+    """Tells of what a compiled function has done: at once, or when it is asked to.
+
+    Example:
+        >>> waiting = Telling()
+        >>> end = waiting.later()
+        >>> waiting(print, "told")
+        >>> waiting.flush()
+        told
+        >>> end()
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] | None = None
+
+    def __call__(self, tell: Callable[..., None], *values: Any) -> None:
+        """Tells of something, or will."""
+        if self._waiting is None:
+            tell(*values)
+        else:
+            self._waiting.append((tell, values))
+
+    def later(self) -> Undo:
+        """Waits to be asked from now on; returns what ends that."""
+        self._waiting = []
+        atexit.register(self.flush)
+
+        def end() -> None:
+            atexit.unregister(self.flush)
+            self.flush()
+            self._waiting = None
+
+        return end
+
+    def flush(self) -> None:
+        """Tells of what waits, once all functions that were called have run."""
+        jax.effects_barrier()
+        waiting = self._waiting or []
+        while waiting:
+            tell, values = waiting.pop(0)
+            tell(*values)
+
+
+telling = Telling()
 
 
 class Loop(_loops.Loop):
@@ -29,7 +76,7 @@ class Loop(_loops.Loop):
 
     def loss(self, value: Any) -> None:
         """Tells about a loss, when there is one."""
-        jax.debug.callback(_emit_loss, keras.ops.mean(value))
+        jax.debug.callback(functools.partial(telling, _emit_loss), keras.ops.mean(value))
 
     def steps(self, optimizer: Any, before: Reading, after: Reading) -> None:
         """Tells about a step, when it is taken."""
@@ -38,7 +85,8 @@ class Loop(_loops.Loop):
         def tell(*values: Any) -> None:
             tell_steps(optimizer, Reading(*values[:count]), Reading(*values[count:]))
 
-        jax.debug.callback(tell, *astuple(before), *astuple(after))
+        counts = (*astuple(before), *astuple(after))
+        jax.debug.callback(functools.partial(telling, tell), *counts)
 
 
 def _emit_loss(value: Any) -> None:

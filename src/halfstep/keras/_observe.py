@@ -86,6 +86,12 @@ def forward(case: Case) -> Forward:
     return Forward(tuple(notes.made), bad(all_numbers(results)) is None)
 
 
+def called(case: Case) -> None:
+    """Calls a model, for whoever follows its layers."""
+    with _quiet(), computing(case.dtypes), _nothing_kept(case.model):
+        case.model(case.inputs, **_options(case))
+
+
 def _quiet() -> Any:
     """Keeps NumPy from warning of the overflows that are looked for."""
     return np.errstate(over="ignore", invalid="ignore")

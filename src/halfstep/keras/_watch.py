@@ -43,10 +43,12 @@ class Step:
     Args:
         skipped: Whether it was not taken.
         reason: Why not, "" if it was.
+        scale: What the loss was multiplied by.
     """
 
     skipped: bool = False
     reason: str = ""
+    scale: float = 1.0
 
 
 class Models:
@@ -182,7 +184,8 @@ def tell_steps(optimizer: Any, before: Reading, after: Reading) -> int:
         skipped = _halvings(before.scale, after.scale)
     else:
         skipped = int(after.asked - (before.asked or 0)) - applied
-    steps = [Step(True, NONFINITE)] * skipped + [Step()] * applied
+    steps = [Step(True, NONFINITE, before.scale)] * skipped
+    steps += [Step(scale=after.scale if skipped else before.scale)] * applied
     _emit_steps(optimizer, after, steps)
     return len(steps)
 

@@ -1,5 +1,8 @@
 """The probes of a script that trains with Keras, as one."""
 
+from typing import Any
+
+from halfstep.launch._lookings import Lookings
 from halfstep.launch._probe import KerasProbe, Probe
 
 
@@ -27,7 +30,11 @@ class Joined:
         self.snapshot, self.floats = other.snapshot, other.floats
         self.tick, self.seconds = other.tick, other.seconds
         self.may_count, self.saved_bytes = other.may_count, other.saved_bytes
-        self.choose_policy, self.look_closely = other.choose_policy, other.look_closely
+        self.choose_policy = other.choose_policy
+
+    def look_closely(self) -> Any:
+        """Returns what looks with both: each leaves alone what is the other one's."""
+        return Lookings([self._other.look_closely(), self._keras.look_closely()])
 
     def set_policy(self, policy: str) -> None:
         """Lets scripts train under a policy, with either."""

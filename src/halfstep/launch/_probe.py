@@ -82,6 +82,9 @@ class KerasProbe(Protocol):
     def watch(self) -> Callable[[], None]:
         """Makes scripts that do not use halfstep visible, and returns what ends it."""
 
+    def look_closely(self) -> Any:
+        """Returns what looks at the numbers of a step."""
+
     def set_policy(self, policy: str) -> None:
         """Lets the models that are built from now on train under a policy."""
 
@@ -168,6 +171,13 @@ def torch_probe() -> Probe:
     from halfstep.torch._measure import Probe as TorchProbe
 
     return TorchProbe()
+
+
+def jax_probe() -> Probe:
+    """Returns the probe of JAX."""
+    from halfstep.jax._measure import Probe as Found
+
+    return Found()
 
 
 def keras_probe() -> KerasProbe:

@@ -12,13 +12,23 @@ from typing import Any
 
 from halfstep import __version__, core
 from halfstep.errors import HalfstepError
+from halfstep.launch._beside import Beside
 from halfstep.launch._joined import Joined
 from halfstep.launch._memory import MemoryGrowth
-from halfstep.launch._probe import NoProbe, Probe, keras_probe, processor_name, torch_probe
+from halfstep.launch._probe import (
+    NoProbe,
+    Probe,
+    jax_probe,
+    keras_probe,
+    processor_name,
+    torch_probe,
+)
 from halfstep.launch._recorder import Recorder, Send
 from halfstep.launch._when_imported import when_imported
 
-_PROBES = {"keras": keras_probe, "torch": torch_probe}
+_PROBES = {"keras": keras_probe, "torch": torch_probe, "jax": jax_probe}
+# Its steps are told of by whoever looks closely, and its functions choose their policy themselves.
+_ONLY_LOOKED_AT = ("jax",)
 _UNSUPPORTED = 2
 
 
@@ -63,6 +73,8 @@ class Session:
             random.seed(self._seed)
             when_imported("numpy", self._seed_numpy)
         for framework in _PROBES:
+            if framework in _ONLY_LOOKED_AT and self._tell_probe is None:
+                continue
             when_imported(framework, functools.partial(self._meet_framework, framework))
             meet = functools.partial(self._meet, framework)
             when_imported(f"halfstep.{framework}", meet)
@@ -77,6 +89,7 @@ class Session:
         """Sends what is left and what is known only at the end."""
         with contextlib.suppress(RuntimeError):  # such as a device that an error has disabled
             self._recorder.flush()
+        self._send_versions()  # of what was used, too
         peak, kind = self._probe.peak_memory() or (self._memory.bytes(), self._memory.kind)
         device = self._probe.device() or processor_name()
         self._send({"kind": "end", "peak_memory": peak, "peak_memory_kind": kind, "device": device})
@@ -106,8 +119,13 @@ class Session:
         self._send_versions()
 
     def _join(self) -> None:
-        other = self._met.get("torch") or NoProbe()
-        self._probe = Joined(self._met["keras"], other) if "keras" in self._met else other
+        keras, torch, jax = (self._met.get(name) for name in ("keras", "torch", "jax"))
+        main = torch if keras is None else Joined(keras, torch or NoProbe())
+        if jax is None or (keras and "jax" in keras.versions()):
+            self._probe = main or NoProbe()
+        else:
+            both: Any = Beside(main, jax)
+            self._probe = both if main else jax
 
     def _begin(self, probe: Any) -> None:
         if self._seed is not None:

@@ -70,6 +70,9 @@ class Looking:
         (('Linear',), 1.0)
     """
 
+    # What a script computes of the outputs of its models is not seen.
+    whole, notes = False, ()
+
     def __init__(self) -> None:
         self._calls: deque[Call] = deque(maxlen=_KEPT_CALLS)
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()

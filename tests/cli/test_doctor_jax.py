@@ -1,0 +1,188 @@
+"""`halfstep doctor` on scripts of JAX that know nothing of halfstep, and on those that do."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from tests.cli.doctor_scripts import examined, told
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed"),
+]
+
+MODEL = """
+import functools
+import jax
+import jax.numpy as jnp
+inputs = jax.random.uniform(jax.random.key(0), (32, 16))
+targets = inputs.mean(1, keepdims=True)
+params = {"first": jnp.full((16, 8), 0.1), "wide": jnp.full((8, 4), WIDE)}
+params["head"] = jnp.ones((4, 1)) / WIDE
+def forward(params, values):
+    for name in ("first", "wide", "head"):
+        with jax.named_scope(name):
+            values = values @ params[name].astype(jnp.float16)
+    return values.astype(jnp.float32)
+def loss_of(params, inputs, targets):
+    return jnp.mean((forward(params, inputs.astype(jnp.float16)) - targets) ** 2)
+def descended(params, grads):
+    return jax.tree.map(lambda param, grad: param - 1e-3 * grad, params, grads)
+"""
+JITTED = """
+@functools.partial(jax.jit, donate_argnums=0)
+def step(params, inputs, targets):
+    loss, grads = jax.value_and_grad(loss_of)(params, inputs, targets)
+    return descended(params, grads), loss
+for _ in range(12):
+    params, loss = step(params, inputs, targets)
+"""
+EAGER = """
+for _ in range(12):
+    loss, grads = jax.value_and_grad(loss_of)(params, inputs, targets)
+    params = jax.jit(descended)(params, grads)
+"""
+METHOD = """
+class Trainer:
+    @jax.jit(static_argnums=(0, 2))
+    def step(self, params, power):
+        found, grads = jax.value_and_grad(loss_of)(params, inputs, targets)
+        return descended(params, grads), {"loss": found, "power": found**power}
+for _ in range(12):
+    params, logs = Trainer.step(None, params, 2)
+"""
+LOOPS = {"jitted": JITTED, "eager": EAGER, "method": METHOD}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_product_that_overflows(tmp_path, loop):
+    done, report = examined(tmp_path, MODEL.replace("WIDE", "1e5 / 2") + LOOPS[loop])
+    assert done.returncode == 1
+    fault = report.diagnosis.first
+    assert (fault.module, fault.operation, fault.phase) == ("wide", "dot_general", "forward")
+    assert fault.source.endswith("(forward)")
+    assert "jnp.bfloat16" in report.findings[0].remedy
+    assert report.findings[0].text.endswith("(step 1).")
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_healthy_training(tmp_path, loop):
+    done, report = examined(tmp_path, MODEL.replace("WIDE", "2.0") + LOOPS[loop])
+    assert (done.returncode, len(report.steps), report.skipped) == (0, 12, ())
+    assert report.steps[-1].loss < report.steps[0].loss
+    assert not report.diagnosis
+    notes = told(report, "note")
+    assert len(notes) == len(report.findings) == (3 if loop == "jitted" else 2)
+    assert "--policy had no effect" in notes[0]
+    assert "jax" in dict(report.versions)
+
+
+def test_the_step_before_broken_parameters_is_the_one_that_is_told_of(tmp_path):
+    text = """
+import jax
+import jax.numpy as jnp
+def loss_of(weights, inputs):
+    with jax.named_scope("norm"):
+        return jnp.sqrt((weights * inputs).sum(1)).mean()
+@jax.jit
+def step(weights, inputs):
+    loss, grads = jax.value_and_grad(loss_of)(weights, inputs)
+    return weights - 0.1 * grads, loss
+weights = jnp.ones(4)
+for number in range(8):
+    weights, loss = step(weights, jnp.ones((2, 4)) * (number != 4))
+"""
+    _, report = examined(tmp_path, text)
+    fault = report.diagnosis.first
+    assert (fault.module, fault.operation, fault.phase) == ("norm", "div", "backward")
+    assert "jnp.sqrt(safe)" in fault.remedy
+    assert report.findings[0].text.endswith("(step 5).")
+
+
+SCALED = """
+import halfstep.jax as hsj
+@hsj.autocast(policy="mixed_bfloat16")
+def squares(outputs):
+    return jnp.mean((outputs - targets) ** 2)
+def scaled(params, scale):
+    loss = squares(forward(params, inputs.astype(jnp.float16)))
+    return scale.scale(loss), loss
+@jax.jit
+def step(params, scale):
+    grads, loss = jax.grad(scaled, has_aux=True)(params, scale)
+    grads = scale.unscale(grads)
+    finite = hsj.all_finite(grads)
+    return hsj.select_tree(finite, descended(params, grads), params), scale.adjust(finite), loss
+scale = hsj.DynamicLossScale("dynamic(init_scale=FIRST)")
+for _ in range(30):
+    params, scale, loss = step(params, scale)
+"""
+
+
+def test_a_loss_scale_that_finds_its_range(tmp_path):
+    text = MODEL.replace("WIDE", "2.0") + SCALED.replace("FIRST", str(2.0**8))
+    done, report = examined(tmp_path, text)
+    assert (done.returncode, len(report.steps)) == (0, 30)
+    first, last = report.steps[0], report.steps[-1]
+    assert (first.scale, first.skipped) == (2.0**8, True)
+    assert (last.scale, last.skipped) == (2.0 ** (8 - len(report.skipped)), False)
+    assert any("ran under mixed_float16" in each for each in told(report, "note"))
+
+
+def test_a_script_that_takes_no_gradients(tmp_path):
+    text = "import jax\njax.jit(lambda x: x + 1)(1.0)\n"
+    done, report = examined(tmp_path, text)
+    assert done.returncode == 1
+    assert "halfstep.jax.diagnose(function, *arguments)" in told(report, "error")[0]
+
+
+def test_steps_that_are_enough(tmp_path):
+    _, report = examined(tmp_path, MODEL.replace("WIDE", "2.0") + JITTED, "--steps", "3")
+    assert len(report.steps) == 3
+
+
+LIBRARIES = {
+    "equinox": """
+import equinox as eqx, jax, jax.numpy as jnp
+model = eqx.nn.MLP(16, 1, 32, 2, key=jax.random.key(0))
+model = eqx.tree_at(lambda it: it.layers[1].weight, model, jnp.full((32, 32), 3e4))
+def loss_of(model, inputs):
+    low = jax.tree.map(lambda it: it.astype(jnp.float16) if eqx.is_array(it) else it, model)
+    with jax.named_scope("mlp"):
+        return jnp.mean(jax.vmap(low)(inputs) ** 2)
+@eqx.filter_jit
+def step(model, inputs):
+    loss, grads = eqx.filter_value_and_grad(loss_of)(model, inputs)
+    return eqx.apply_updates(model, grads), loss
+for _ in range(4):
+    model, loss = step(model, jnp.ones((4, 16), "float16"))
+""",
+    "flax": """
+import jax, jax.numpy as jnp
+from flax import nnx
+class Model(nnx.Module):
+    def __init__(self, rngs):
+        self.first = nnx.Linear(16, 32, dtype=jnp.float16, rngs=rngs)
+        self.second = nnx.Linear(32, 1, dtype=jnp.float16, rngs=rngs)
+    def __call__(self, inputs):
+        with jax.named_scope("mlp"):
+            return self.second(self.first(inputs))
+model = Model(nnx.Rngs(0))
+model.second.kernel[...] = jnp.full((32, 1), 6e4)
+@nnx.jit
+def step(model, inputs):
+    return nnx.value_and_grad(lambda model: jnp.mean(model(inputs) ** 2))(model)[0]
+for _ in range(4):
+    loss = step(model, jnp.full((4, 16), 4.0))
+""",
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_libraries_compile(tmp_path, library):
+    pytest.importorskip(library)
+    done, report = examined(tmp_path, LIBRARIES[library])
+    assert (done.returncode, len(report.steps)) == (1, 4)
+    fault = report.diagnosis.first
+    assert fault.module.startswith("mlp")
+    assert (fault.operation, fault.phase, fault.dtype) == ("dot_general", "forward", "float16")
