@@ -48,6 +48,7 @@ NAMES = {
         "ScaleState",
         "SkippedStepsWarning",
         "Step",
+        "UnmatchedRuleWarning",
         "Window",
         "culprits_text",
         "emit",
@@ -62,6 +63,7 @@ NAMES = {
         "replace",
         "subscribe",
         "tell_skips",
+        "unmatched",
     ],
     "halfstep.errors": [
         "CheckpointError",

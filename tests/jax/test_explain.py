@@ -7,7 +7,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from halfstep.errors import UsageError
-from halfstep.jax import autocast, explain
+from halfstep.jax import UnmatchedRuleWarning, autocast, explain
 
 X, W = jnp.ones((4, 8)), jnp.ones((8, 8))
 
@@ -69,3 +69,24 @@ def test_what_autocast_made_is_explained_with_its_own_policy():
         assert explain(function, X, W) == expected
     with pytest.raises(UsageError, match=r"='mixed_bfloat16' beside its own, .*__wrapped__"):
         explain(cast, X, W, policy="mixed_bfloat16")
+
+
+def test_a_rule_for_a_scope_that_is_not_there_is_told_of():
+    def headed(x):
+        with jax.named_scope("head"):
+            return x @ x
+
+    policy = "mixed_bfloat16, rules=halfstep-1 + matmul[where=haed]=full"
+    inputs = jnp.ones((2, 2))
+    for asked in (
+        lambda: explain(headed, inputs, policy=policy),
+        lambda: autocast(jax.jit(headed), policy)(inputs),
+    ):
+        with pytest.warns(UnmatchedRuleWarning, match="such as 'head'"):
+            asked()
+    explain(headed, inputs, policy=policy.replace("haed", "he*"))
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(UsageError, match="needs a function, got 3"):
+        explain(3)

@@ -12,6 +12,7 @@ NAMES = {
         "NoOpLossScale",
         "OperationRow",
         "StaticLossScale",
+        "UnmatchedRuleWarning",
         "UnscaledGradientsWarning",
         "WithMastersState",
         "all_finite",

@@ -101,3 +101,14 @@ def test_the_option_that_named_the_file_is_told(tmp_path):
         check_writable(str(tmp_path), "--html")
     with pytest.raises(UsageError, match="--html needs a file that can be written"):
         write_text(str(tmp_path), "text", "--html")
+
+
+def test_a_file_of_the_same_command_is_kept(tmp_path):
+    script, link = tmp_path / "train.py", tmp_path / "link.py"
+    script.write_text("print(1)")
+    link.symlink_to(script)
+    for path in (script, link, tmp_path / "." / "train.py"):
+        with pytest.raises(UsageError, match="which would replace"):
+            check_writable(str(path), "--json", str(script))
+    check_writable(str(tmp_path / "other.json"), "--json", str(script), None)
+    check_writable("-", "--html", str(script), "-")

@@ -170,8 +170,17 @@ def normed(layer):
 TOKENS = torch.arange(12).view(2, 6)
 VECTORS, ROWS = torch.linspace(-1, 1, 32).view(4, 8), torch.linspace(-1, 1, 80).view(2, 5, 8)
 
+
 # A function that makes the model, a batch and the loss.
+class Root(nn.Module):
+    """Has an infinite derivative, which the one of relu takes back."""
+
+    def forward(self, x):
+        return torch.sqrt(torch.relu(x))
+
+
 HEALTHY = {
+    "root": (lambda: nn.Sequential(nn.Linear(8, 8), Root(), nn.Linear(8, 8)), VECTORS, square),
     **{each: (lambda each=each: Attention(MASKS[each]), TOKENS, entropy) for each in MASKS},
     "fused": (lambda: Fused(MASKS["masked_fill"]), TOKENS, entropy),
     "multihead": (lambda: Multihead(8, 2, batch_first=True), ROWS, square),

@@ -152,3 +152,27 @@ def test_bfloat16_where_no_rule_helps():
     names = names_of(fault.remedy, model, optimizer)
     assert names["lower"].fast_dtype is torch.bfloat16
     assert trains(model, batch, optimizer, names["lower"])
+
+
+class Unit(nn.Module):
+    """Divides by a norm that is zero for a row: its gradient is 1e12, which float32 holds."""
+
+    def forward(self, x):
+        return nn.functional.normalize(x, dim=-1)
+
+
+def test_a_scale_that_no_region_reaches_is_no_remedy():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8, bias=False), Unit(), nn.Linear(8, 1))
+    batch = torch.cat([torch.randn(3, 4), torch.zeros(1, 4)])
+    fault = diagnose(model, batch, mean, policy="mixed_float16").first
+    assert (fault.module, fault.operation, fault.phase) == ("1", "divide", "backward")
+    assert 'with_rule("aten::div", "full"' in fault.remedy
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)
+    names = {**vars(halfstep), **vars(hst), "model": model, "optimizer": optimizer}
+    exec(fault.remedy, names)
+    for _ in range(6):
+        optimizer.zero_grad()
+        mean(model, batch).backward()
+        optimizer.step()
+    assert not names["region"].last_step.skipped

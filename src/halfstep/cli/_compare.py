@@ -78,7 +78,7 @@ def compare(
         script, args or (), policy or (), seeds=seeds, seed=seed, module=module
     )
     if json:
-        check_writable(json)
+        check_writable(json, "--json", script)
     runs = _run(comparison, verbose)
     console = output(to_stderr=bool(json and is_stdout(json)))
     code = _show(console, script, runs)

@@ -80,7 +80,7 @@ def doctor(
     asked = Examination.of(
         script, args or (), module=module, policy=policy, every=every, steps=steps
     )
-    _check_files(json, html)
+    _check_files(script, json, html)
     _check_framework()
     report = _examine(asked, verbose)
     console = output(to_stderr=any(path is not None and is_stdout(path) for path in (json, html)))
@@ -94,12 +94,12 @@ def doctor(
     return _FOUND if _is_grave(report) else 0
 
 
-def _check_files(json: str | None, html: str | None) -> None:
+def _check_files(script: str, json: str | None, html: str | None) -> None:
     if json:
-        check_writable(json)
+        check_writable(json, "--json", script)
     if html:
         check_page()
-        check_writable(html, "--html")
+        check_writable(html, "--html", script, json)
 
 
 def _check_framework() -> None:

@@ -75,7 +75,7 @@ def memory(
     """
     asked = Target.of(target, tuple(args or ()), module=module, optimizer=optimizer)
     if json:
-        check_writable(json)
+        check_writable(json, "--json", target, target.rpartition(":")[0])
     _check_torch()
     with Progress(progress(), processes(asked)) as shown:
         footprint = measure(asked, shown)

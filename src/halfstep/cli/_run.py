@@ -53,7 +53,7 @@ def run(
     if policy is not None:
         runnable_policy(policy, "run")
     if json:
-        check_writable(json)
+        check_writable(json, "--json", script)
     _check_framework()
     # Not run here: the parser would catch what the script raises.
     return lambda: load_here(asked, (policy or "").strip(), _Ending(asked, policy, json))

@@ -39,24 +39,25 @@ from halfstep.core._skips import culprits_text as culprits_text
 from halfstep.core._skips import levels_to_user as levels_to_user
 from halfstep.core._skips import overflow_reason as overflow_reason
 from halfstep.core._skips import tell_skips as tell_skips
+from halfstep.core._unmatched import UnmatchedRuleWarning as UnmatchedRuleWarning
+from halfstep.core._unmatched import unmatched as unmatched
 from halfstep.core._window import Window as Window
 from halfstep.core._words import operation_word as operation_word
 
 __all__ = [
     "ACTIONS",
     "BACKWARD",
-    "FAMILIES",
-    "FORMATS",
-    "FORWARD",
-    "LOW_FORMATS",
-    "SEVERITIES",
     "Cast",
     "Culprits",
     "Diagnosis",
     "Exponents",
+    "FAMILIES",
+    "FORMATS",
+    "FORWARD",
     "Fault",
     "Finding",
     "Format",
+    "LOW_FORMATS",
     "LossScale",
     "Moment",
     "Policy",
@@ -66,10 +67,12 @@ __all__ = [
     "Report",
     "Rule",
     "Rules",
+    "SEVERITIES",
     "Sample",
     "ScaleState",
     "SkippedStepsWarning",
     "Step",
+    "UnmatchedRuleWarning",
     "Window",
     "culprits_text",
     "emit",
@@ -84,6 +87,7 @@ __all__ = [
     "replace",
     "subscribe",
     "tell_skips",
+    "unmatched",
 ]
 
 # Pickles, reprs and tracebacks show the public path, which outlives the private files.
@@ -107,6 +111,7 @@ for _value in (
     ScaleState,
     SkippedStepsWarning,
     Step,
+    UnmatchedRuleWarning,
     Window,
 ):
     _value.__module__ = __name__

@@ -21,6 +21,8 @@ from halfstep.report import share_text
 _MANY_LOST = 0.01
 _MANY_SKIPS = 0.1
 _IN_A_ROW = 3
+# A scale may be looked for by a few skips in as many steps.
+_SEARCHED = 50
 _SHOWN_MODULES = 5
 _SCALERS = {
     False: "scaler = GradScaler(init_scale=2.0**{power})",
@@ -77,7 +79,7 @@ def _is_forward(diagnosis: Diagnosis) -> bool:
 def _is_stuck(report: Report) -> bool:
     last = report.steps[-_IN_A_ROW:]
     ends_so = len(last) == _IN_A_ROW and all(step.skipped for step in last)
-    return ends_so or len(report.skipped) > _MANY_SKIPS * max(len(report.steps), 20)
+    return ends_so or len(report.skipped) > _MANY_SKIPS * max(len(report.steps), _SEARCHED)
 
 
 def _untrained(evidence: Evidence, _: Look | None) -> Iterator[Finding]:

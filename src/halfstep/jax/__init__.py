@@ -9,6 +9,7 @@ if find_spec("jax") is None:
         "halfstep.jax needs JAX, and it is not installed. Run: pip install 'halfstep[jax]'"
     )
 
+from halfstep.core import UnmatchedRuleWarning as UnmatchedRuleWarning
 from halfstep.jax._autocast import autocast as autocast
 from halfstep.jax._diagnose import diagnose as diagnose
 from halfstep.jax._explain import Explanation as Explanation
@@ -39,6 +40,7 @@ __all__ = [
     "NoOpLossScale",
     "OperationRow",
     "StaticLossScale",
+    "UnmatchedRuleWarning",
     "UnscaledGradientsWarning",
     "WithMastersState",
     "all_finite",
@@ -59,5 +61,6 @@ __all__ = [
 
 # Pickles, reprs and tracebacks show the public path, which outlives the private files.
 for _name in __all__:
-    globals()[_name].__module__ = __name__
+    if globals()[_name].__module__.startswith(__name__):
+        globals()[_name].__module__ = __name__
 del _name

@@ -24,6 +24,7 @@ from halfstep.jax._interpret import (
 )
 from halfstep.jax._private import eval_jaxpr, sub_jaxprs
 from halfstep.jax._region import bounded, initial_scale
+from halfstep.jax._unmatched import warn_of_unmatched
 from halfstep.jax._unscaled import warn_of_gradients
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -193,6 +194,7 @@ def _check_function(function: Any) -> None:
 def _run(program: Traced, policy: Policy, scale: Any, *, nested: bool) -> Sequence[Any]:
     operands = [*program.closed.consts, *program.operands]
     around = initial_scale(policy, scale)
+    warn_of_unmatched(program.closed.jaxpr, policy.rules)
     if around is not None and policy.compute_dtype == "float16":
         warn_of_gradients(program.closed.jaxpr, policy)
     # What is around may scale, now or when what was compiled here is used again.

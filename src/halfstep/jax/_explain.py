@@ -16,6 +16,7 @@ from halfstep.jax._arguments import is_real, traced
 from halfstep.jax._autocast import lowered, parts, uncast
 from halfstep.jax._interpret import Context, Decision, Value, context_of
 from halfstep.jax._ops import MOVING, operation_name, plain_name
+from halfstep.jax._unmatched import warn_of_unmatched
 
 _HEADER = ("operation", "module", "count", "shapes", "in", "runs in", "out", "rule", "why")
 
@@ -122,6 +123,7 @@ def explain(
     called, owner = parts(function)
     with _tracing.inside():
         program = traced(called, ((*owner, *args), kwargs), _is_operand)
+    warn_of_unmatched(program.closed.jaxpr, chosen.rules)
     found: Counter[OperationRow] = Counter()
     context = replace(context_of(chosen), note=lambda *told: found.update(_rows(*told)))
     jax.make_jaxpr(_runner(program.closed, chosen, context))(*program.operands)
@@ -130,6 +132,11 @@ def explain(
 
 def _asked(function: Any, policy: Policy | str | None) -> tuple[Any, Policy]:
     """Returns a function without `autocast`, and the policy that it is explained with."""
+    if not callable(function):
+        raise UsageError(
+            f"explain needs a function, got {function!r}. Write explain(function, *arguments),"
+            " without calling the function."
+        )
     plain, own = uncast(function)
     if own is None:
         return plain, Policy.of("mixed_bfloat16" if policy is None else policy)

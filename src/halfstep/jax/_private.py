@@ -148,7 +148,7 @@ def is_transposed(equation: Any) -> bool:
 
 
 def is_of_gradient(equation: Any) -> bool:
-    """Returns whether an equation is part of a derivative, and not of a solver that is transposed."""
+    """Returns whether an equation is part of a derivative, not of a solver that transposes."""
     return "transpose(jvp(" in str(equation.source_info.name_stack)
 
 

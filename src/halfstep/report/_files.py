@@ -14,13 +14,21 @@ _STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 _SYSTEM_FOLDERS = ("/dev/fd/", "/dev/stderr", "/proc/")
 
 
-def check_writable(path: str, option: str = "--json") -> None:
-    """Refuses a file that could not be written at the end of a long job.
+def check_writable(path: str, option: str = "--json", *kept: str | None) -> None:
+    """Refuses a file that could not be written at the end of a long job, or must not be.
 
     Args:
         path: The file.
         option: Where the user named it.
+        kept: Other files of the same command, such as the script.
     """
+    for each in filter(None, kept):
+        same = os.path.realpath(each) == os.path.realpath(path)
+        if same and not (is_stdout(path) or _is_special(path)):
+            raise UsageError(
+                f"{option} needs a file of its own, got {path!r}, which would replace {each!r}."
+                " Name another file."
+            )
     target = Path(os.path.realpath(path))
     place = Path(path) if _is_special(path) else target.parent
     if not is_stdout(path) and (target.is_dir() or not os.access(place, os.W_OK)):

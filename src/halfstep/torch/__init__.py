@@ -10,13 +10,13 @@ if find_spec("torch") is None:
     )
 
 from halfstep.core import SkippedStepsWarning as SkippedStepsWarning
+from halfstep.core import UnmatchedRuleWarning as UnmatchedRuleWarning
 from halfstep.torch import _advice, _checkpoint
 from halfstep.torch._autocast import autocast as autocast
 from halfstep.torch._average import AveragedModel as AveragedModel
 from halfstep.torch._custom import custom_bwd as custom_bwd
 from halfstep.torch._custom import custom_fwd as custom_fwd
 from halfstep.torch._diagnose import diagnose as diagnose
-from halfstep.torch._engine._paths import UnmatchedRuleWarning as UnmatchedRuleWarning
 from halfstep.torch._explain import Explanation as Explanation
 from halfstep.torch._files import load as load
 from halfstep.torch._files import save as save

@@ -1,8 +1,6 @@
 """In which module an operation runs: the dotted path below the outermost module of the region."""
 
 import contextlib
-import difflib
-import fnmatch
 import threading
 import warnings
 from collections.abc import Iterator
@@ -12,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as _module
 
+from halfstep.core import UnmatchedRuleWarning, unmatched
 from halfstep.torch import _private, _tracing
 
 # Compiled modules warn that a global hook also fires for their wrapper, which is what we want.
@@ -22,10 +21,6 @@ _SPURIOUS = "Using `torch.compile\\(module\\)` when there are global hooks"
 _TRANSPARENT = ("module", "_orig_mod")
 
 Position = tuple[tuple[str, ...], dict[int, str]]
-
-
-class UnmatchedRuleWarning(UserWarning):
-    """A rule is limited to modules that do not exist."""
 
 
 class _Local(threading.local):
@@ -121,16 +116,9 @@ class Paths:
         seen, self._local.seen = self._local.seen, set()
         if not seen - {""} or patterns in self._local.warned:
             return
-        for pattern in patterns:
-            if not fnmatch.filter(seen, pattern):
-                self._local.warned.add(patterns)
-                near = difflib.get_close_matches(pattern, seen, n=3) or sorted(seen - {""})[:3]
-                warnings.warn(
-                    f"The rules are limited to modules where={pattern!r}, and no module that ran "
-                    f"has such a path. There are paths such as {', '.join(map(repr, near))}.",
-                    UnmatchedRuleWarning,
-                    stacklevel=5,
-                )
+        for text in unmatched(patterns, seen):
+            self._local.warned.add(patterns)
+            warnings.warn(UnmatchedRuleWarning(text), stacklevel=5)
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_dynamo_compiling() or not self._local.users:

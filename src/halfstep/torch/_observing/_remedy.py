@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep.core import Format, Rule
-from halfstep.torch._engine._paths import UnmatchedRuleWarning
+from halfstep.core import Format, Rule, UnmatchedRuleWarning
 from halfstep.torch._observing._edges import EDGES
 from halfstep.torch._observing._formats import Formats
 from halfstep.torch._observing._ran import LOW, Key, Ran
@@ -129,9 +128,9 @@ class Remedies:
         fine = next((each for each in lower if self._tried(each) is not None), None)
         return "" if fine is None else self.way.at_scale(self._scale_of(fine))
 
-    def _scaled(self, power: int) -> Case:
-        """Returns the case with another scale, the region's where there is one."""
-        case, by = self.case, 2.0**power
+    def _scaled(self, power: int, case: Case | None = None) -> Case:
+        """Returns a case with another scale, the region's where there is one."""
+        case, by = case or self.case, 2.0**power
         if self.way.region is None:
             return dataclasses.replace(case, loss_scale=case.loss_scale * by)
         return dataclasses.replace(case, factor=case.factor * by)

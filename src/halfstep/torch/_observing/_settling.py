@@ -1,12 +1,17 @@
 """The step at the scale that a region would have after a few steps."""
 
 import dataclasses
+import math
+from typing import TYPE_CHECKING
 
 from halfstep.torch._observing._step import Case, Step, run
 from halfstep.torch._regions._forward import forward_of
 
-# How a region backs off while its scale is not a proven one, and how often that is tried.
-_BACKOFF, _TIMES = 16.0, 8
+if TYPE_CHECKING:
+    from halfstep.torch._region import Region
+
+# How a region backs off while its scale is not a proven one.
+_BACKOFF = 16.0
 # By what it then grows, as far as it can.
 _GROWTHS = (4.0, 2.0)
 
@@ -20,7 +25,7 @@ def settled(case: Case) -> tuple[Case, Step]:
     first = step
     if not _backs_off(case) or not step.loss_finite or not _overflows(step):
         return case, step
-    for _ in range(_TIMES):
+    for _ in range(_times(case)):
         lower, step = _at(lower, 1 / _BACKOFF)
         if not _overflows(step):
             return _raised(lower, step)
@@ -42,17 +47,28 @@ def _at(case: Case, by: float) -> tuple[Case, Step]:
 
 
 def _overflows(step: Step) -> bool:
-    """Returns whether something on the way back did, also where the gradients do not show it.
+    """Returns whether something on the way back did, so that a region would skip the step.
 
     Where NaN is first, as of zero times inf, no scale helps.
     """
+    if step.gradients_finite:
+        return False
     backward = (each for each in step.made if each.key.phase == "backward" and each.fresh)
     first = next((each.made for each in backward), None)
     return first is not None and first.held is not None and not first.held.has_nan
 
 
 def _backs_off(case: Case) -> bool:
-    if not case.settles:
-        return False
+    return case.settles and bool(_dynamic(case))
+
+
+def _dynamic(case: Case) -> list["Region"]:
     found = (forward_of(each) for each in case.model.modules())
-    return any(each.region.policy.scale.kind == "dynamic" for each in found if each)
+    regions = [each.region for each in found if each]
+    return [each for each in regions if each.policy.scale.kind == "dynamic"]
+
+
+def _times(case: Case) -> int:
+    """Returns how often a region can back off before it gives up."""
+    scales = ((each.scale * case.factor, each.policy.scale.min_scale) for each in _dynamic(case))
+    return math.floor(min(math.log(scale / lowest, _BACKOFF) for scale, lowest in scales))
