@@ -113,7 +113,7 @@ class _ReverseRule:
 
         def backward(*arrays: Any) -> list[Any]:
             out = iter(self._cotangents(closed, types, arrays))
-            every = [None if gap else next(out) for gap in missing]
+            every: list[Any] = [None if gap else next(out) for gap in missing]
             pairs = zip(every, self._dtypes, strict=True)
             return [_like(*each) for each in compress(pairs, moves)]
 
