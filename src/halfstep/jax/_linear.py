@@ -84,7 +84,9 @@ def _run(
 
 
 linear_p.def_impl(_run)
-linear_p.def_abstract_eval(lambda *avals, jaxpr, **_: [var.aval for var in jaxpr.outvars])
+linear_p.def_effectful_abstract_eval(
+    lambda *_, jaxpr, **__: ([var.aval for var in jaxpr.outvars], jaxpr.effects)
+)
 mlir.register_lowering(linear_p, mlir.lower_fun(_run, multiple_results=True))
 
 

@@ -46,7 +46,9 @@ def _run(*operands: Any, jaxpr: Any, **_: Any) -> list[Any]:
 
 
 true_p.def_impl(_run)
-true_p.def_abstract_eval(lambda *avals, jaxpr, **_: [var.aval for var in jaxpr.outvars])
+true_p.def_effectful_abstract_eval(
+    lambda *_, jaxpr, **__: ([var.aval for var in jaxpr.outvars], jaxpr.effects)
+)
 mlir.register_lowering(true_p, mlir.lower_fun(_run, multiple_results=True))
 
 
