@@ -38,6 +38,17 @@ def around(program, own, policy):
     return jax.shard_map(part, out_specs=jax.P(), **SPECS)
 
 
+def around_rows(program, own, policy):
+    """Returns a loss of which each device runs a batch of regions."""
+
+    def part(w, x):
+        w = lax.pcast(w, "rows", to="varying")
+        of_rows = jax.vmap(autocast(partial(program, own), policy), (None, 0))
+        return lax.pmean(jnp.mean(of_rows(w, x[:, None])), "rows")
+
+    return jax.shard_map(part, out_specs=jax.P(), **SPECS)
+
+
 def inside(program, own, policy, *, check_vma=True):
     """Returns a region inside of which each device runs a part."""
 
@@ -48,7 +59,7 @@ def inside(program, own, policy, *, check_vma=True):
     return autocast(lambda w, x: jnp.mean(mapped(w, own(jnp.tanh(x)))), policy)
 
 
-BUILDS = [around, inside, partial(inside, check_vma=False)]
+BUILDS = [around, around_rows, inside, partial(inside, check_vma=False)]
 
 
 def error(build, program, own):

@@ -13,11 +13,12 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 from jax.extend.core import Primitive
+from jax.extend.core.primitives import stop_gradient_p
 from jax.interpreters import ad, batching, mlir
 
 from halfstep.errors import UsageError
 from halfstep.jax._linearity import is_linear
-from halfstep.jax._private import Zero, eval_jaxpr, mapped, without_consts
+from halfstep.jax._private import Zero, batched, eval_jaxpr, mapped, without_consts
 from halfstep.jax._scaled import run_scaled
 
 linear_p = Primitive("halfstep_linear")
@@ -83,7 +84,9 @@ def _run(
 
 
 linear_p.def_impl(_run)
-linear_p.def_abstract_eval(lambda *avals, jaxpr, **_: [var.aval for var in jaxpr.outvars])
+linear_p.def_effectful_abstract_eval(
+    lambda *_, jaxpr, **__: ([var.aval for var in jaxpr.outvars], jaxpr.effects)
+)
 mlir.register_lowering(linear_p, mlir.lower_fun(_run, multiple_results=True))
 
 
@@ -194,16 +197,19 @@ def _batch(
     held: int,
     scaled: bool,
     **_: Any,
-) -> tuple[list[Any], list[int]]:
-    single = Row(jaxpr, tuple(dims[1:]), axis)
+) -> tuple[list[Any], list[Any]]:
     scale, *arrays = operands
     scale = scale if dims[0] is None else jnp.min(scale)
-    batched = single.mapped(lambda *each: list(eval_jaxpr(jaxpr, (), *each)))
-    closed = jax.make_jaxpr(batched)(*arrays)
-    # What is not scaled yet is when it is transposed, and adds up rows then.
-    row = single if scaled else None
-    out = linear_map(scale, closed, arrays[:held], arrays[held:], scaled=scaled, row=row)
-    return out, [0] * len(out)
+    program, row = functools.partial(eval_jaxpr, jaxpr, ()), Row(jaxpr, tuple(dims[1:]), axis)
+    if scaled:
+        closed = jax.make_jaxpr(row.mapped(program))(*arrays)
+        out = linear_map(scale, closed, arrays[:held], arrays[held:], scaled=True, row=row)
+        return out, [0] * len(out)
+    # It is scaled when it is transposed, and adds up rows then.
+    closed, found = batched(program, row.dims, axis, arrays)
+    return linear_map(scale, closed, arrays[:held], arrays[held:], scaled=False), found
 
 
 batching.fancy_primitive_batchers[linear_p] = _batch
+# A branch that JAX batches stops gradients of the rows that do not take it.
+ad.primitive_transposes.setdefault(stop_gradient_p, lambda cotangents, _: [None])

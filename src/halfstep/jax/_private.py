@@ -22,7 +22,9 @@ _NEEDED = (
     "core.eval_jaxpr",
     "core.jaxprs_in_params",
     "core.typeof",
+    "core.unmapped_aval",
     "interpreters.ad.Zero",
+    "interpreters.batching.infer",
     "linear_util.wrap_init",
     "source_info_util.current_name_stack",
     "source_info_util.user_context",
@@ -60,7 +62,9 @@ Literal = found("core.Literal")
 ShapedArray = found("core.ShapedArray")
 Zero = found("interpreters.ad.Zero")
 typeof = found("core.typeof")
+unmapped_aval = found("core.unmapped_aval")
 eval_jaxpr = found("core.eval_jaxpr")
+_infer = found("interpreters.batching.infer")
 sub_jaxprs = found("core.jaxprs_in_params")
 _context = found("config.trace_context")
 _wrap = found("linear_util.wrap_init")
@@ -114,15 +118,40 @@ def without_consts(jaxpr: Any) -> Any:
     )
 
 
-def mapped(function: Callable[..., Any], dims: Any, axis: Any) -> Callable[..., Any]:
-    """Returns a function of a row as one of a batch, of which JAX told a batching rule."""
+def mapped(
+    function: Callable[..., Any], dims: Any, axis: Any, results: Any = 0, *, added: bool = False
+) -> Callable[..., Any]:
+    """Returns a function of a row as one of a batch, of which JAX told a batching rule.
+
+    Args:
+        function: The function.
+        dims: Which axes of the operands are the batch, None for what all rows share.
+        axis: What JAX knows of the batch.
+        results: The same of the results.
+        added: Whether results that rows share are the sum over them.
+    """
     return jax.vmap(
         function,
         dims,
+        results,
         axis_name=axis.name,
         axis_size=axis.size,
         spmd_axis_name=axis.spmd_name,
+        sum_match=added,
     )
+
+
+def batched(
+    function: Callable[..., Any], dims: Any, axis: Any, arrays: Sequence[Any]
+) -> tuple[Any, list[Any]]:
+    """Returns the program of a batch, and the axes of its results, None for what rows share."""
+    found: list[Any] = []
+
+    def run(*arrays: Any) -> Any:
+        out, found[:] = mapped(function, dims, axis, _infer)(*arrays)
+        return out
+
+    return jax.make_jaxpr(run)(*arrays), found
 
 
 def manual_axes(equation: Any) -> Any:

@@ -1,16 +1,19 @@
 """Functions with derivatives of their own, which they keep: those are gone through as well."""
 
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any
 
 import jax
 import numpy as np
 from jax import numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from halfstep.jax import _private
 from halfstep.jax._interpret._context import Context
 from halfstep.jax._interpret._degree import is_homogeneous
 from halfstep.jax._interpret._interpreter import handles, interpret
+from halfstep.jax._interpret._reverse import run_reverse
 from halfstep.jax._interpret._rewrite import Rewritten, rewrite
 from halfstep.jax._interpret._true import run_true
 from halfstep.jax._interpret._values import ELIGIBLE, FLOAT32, Value, is_low, parameters
@@ -80,14 +83,14 @@ def run_custom_vjp(equation: Any, operands: Sequence[Value], context: Context) -
     """Calls a function with its own reverse-mode rule."""
     inner, run, free = _function(equation, operands, context)
     rule = _ReverseRule(equation, free, inner, context.inside(equation).quiet())
-    function = jax.custom_vjp(run)
-    function.defvjp(rule.forward, rule.backward)
+    function = jax.custom_jvp(run)
+    function.defjvp(rule.moved, symbolic_zeros=True)
     with located(equation):
         return inner.values(function(*(each.array for each in free)))
 
 
 class _ReverseRule:
-    """The two halves of a reverse-mode rule, for operands in the dtypes that they have by now."""
+    """A reverse-mode rule, for operands in the dtypes that they have by now."""
 
     def __init__(
         self, equation: Any, operands: Sequence[Value], inner: Rewritten, context: Context
@@ -97,34 +100,52 @@ class _ReverseRule:
         self._origins = [each.origin for each in operands]
         self._inner = inner
         self._context = context
-        self._kept_avals: list[Any] = []
 
-    def forward(self, *primals: Any) -> tuple[tuple[Any, ...], list[Any]]:
-        """Returns the results, and what the backward needs."""
+    def moved(
+        self, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Returns the results, and how they move."""
+        results, kept = self._forward(primals)
+        closed, missing = self._traced([aval for _, aval in kept])
+        pairs = zip(tangents, missing, strict=True)
+        moves = [not (isinstance(each, SymbolicZero) or gap) for each, gap in pairs]
+        types = list(map(jax.typeof, results))
+
+        def backward(*arrays: Any) -> list[Any]:
+            out = iter(self._cotangents(closed, types, arrays))
+            every: list[Any] = [None if gap else next(out) for gap in missing]
+            pairs = zip(every, self._dtypes, strict=True)
+            return [_like(*each) for each in compress(pairs, moves)]
+
+        arrays, ways = [array for array, _ in kept], list(compress(tangents, moves))
+        return results, _moved(types, backward, arrays, ways)
+
+    def _forward(self, primals: Sequence[Any]) -> tuple[tuple[Any, ...], list[tuple[Any, Any]]]:
+        """Returns the results, and what the backward needs, in the types it was written for."""
         moving = [jnp.issubdtype(each, jnp.inexact) for each in self._dtypes]
         jaxpr, consts = self._params["fwd_jaxpr_thunk"].call_wrapped(*moving)
         values = list(map(Value, primals, self._origins))
         out = interpret(jaxpr, parameters(consts), values, self._context)
         count = len(out) - len(self._inner.dtypes)
         results = map(_like, out[count:], self._inner.dtypes)
-        kept = [each.array for each in out[:count]]
-        self._kept_avals = [var.aval for var in jaxpr.outvars[:count]]
+        pairs = zip(out[:count], jaxpr.outvars[:count], strict=True)
+        kept = [(each.array, var.aval) for each, var in pairs]
         return tuple(results), self._with_forwarded(kept, primals)
 
-    def _with_forwarded(self, kept: list[Any], primals: Sequence[Any]) -> list[Any]:
+    def _with_forwarded(
+        self, kept: list[tuple[Any, Any]], primals: Sequence[Any]
+    ) -> list[tuple[Any, Any]]:
         """Returns what is kept, with the operands that JAX keeps by their number only."""
         avals = self._params["call_jaxpr"].in_avals
         first = self._params["num_consts"]
-        fresh = iter(zip(kept, self._kept_avals, strict=True))
-        together = [
+        fresh = iter(kept)
+        return [
             next(fresh) if number is None else (primals[number - first], avals[number])
             for number in self._params["out_trees"]()[2]
         ]
-        self._kept_avals = [aval for _, aval in together]
-        return [array for array, _ in together]
 
-    def backward(self, kept: list[Any], cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Returns the cotangents of the operands, None for those that have none."""
+    def _traced(self, kept: Sequence[Any]) -> tuple[Any, list[bool]]:
+        """Returns the backward as it was written, and which operands have no cotangent."""
         missing: list[bool] = []
 
         def run(*arrays: Any) -> list[Any]:
@@ -132,20 +153,38 @@ class _ReverseRule:
             missing[:] = [isinstance(each, Zero) for each in out]
             return [each for each in out if not isinstance(each, Zero)]
 
-        outgoing = [aval.to_ct_aval() for aval in self._params["call_jaxpr"].out_avals]
-        closed = _private.trace(
-            run, self._params["call_jaxpr"].jaxpr, [*self._kept_avals, *outgoing]
-        )
-        out = iter(self._run(closed, list(map(Value, kept)), list(map(Value, cotangents))))
-        pairs = zip(missing, self._dtypes, strict=True)
-        return tuple(None if gap else _like(next(out), dtype) for gap, dtype in pairs)
+        called = self._params["call_jaxpr"]
+        outgoing = [aval.to_ct_aval() for aval in called.out_avals]
+        return _private.trace(run, called.jaxpr, [*kept, *outgoing]), missing
 
-    def _run(self, closed: Any, kept: list[Value], cotangents: list[Value]) -> list[Value]:
-        if self._context.scaled and not is_homogeneous(closed, len(kept)):
-            return _run_as_written(closed, kept, cotangents)
-        return interpret(
-            closed.jaxpr, parameters(closed.consts), [*kept, *cotangents], self._context
-        )
+    def _cotangents(self, closed: Any, types: Sequence[Any], arrays: Sequence[Any]) -> list[Value]:
+        """Returns what the backward gives of what was kept and the cotangents of real results."""
+        count = len(closed.in_avals) - len(types)
+        kept, moving = list(map(Value, arrays[:count])), iter(arrays[count:])
+        every = [Value(next(moving)) if _is_real(each) else _no_cotangent(each) for each in types]
+        if self._context.scaled and not is_homogeneous(closed, count):
+            return _run_as_written(closed, kept, every)
+        return interpret(closed.jaxpr, parameters(closed.consts), [*kept, *every], self._context)
+
+
+def _is_real(aval: Any) -> bool:
+    return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
+
+
+def _no_cotangent(aval: Any) -> Value:
+    return Value(np.zeros(aval.shape, jax.dtypes.float0))
+
+
+def _moved(
+    types: Sequence[Any], backward: Callable[..., Any], kept: Sequence[Any], ways: Sequence[Any]
+) -> tuple[Any, ...]:
+    """Returns a tangent for each result."""
+    if not ways:
+        return tuple(SymbolicZero(each.to_tangent_aval()) for each in types)
+    found = iter(run_reverse(backward, kept, ways, list(filter(_is_real, types))))
+    return tuple(
+        next(found) if _is_real(each) else SymbolicZero(each.to_tangent_aval()) for each in types
+    )
 
 
 def _run_as_written(closed: Any, kept: list[Value], cotangents: list[Value]) -> list[Value]:

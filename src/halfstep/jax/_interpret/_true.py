@@ -8,7 +8,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from halfstep.jax._private import Zero, eval_jaxpr, mapped, sub_jaxprs, without_consts
+from halfstep.jax._private import Zero, batched, eval_jaxpr, sub_jaxprs, without_consts
 
 true_p = Primitive("halfstep_true")
 true_p.multiple_results = True
@@ -24,7 +24,10 @@ def run_true(
         held: Those arrays.
         cotangents: The cotangents.
     """
-    closed = jax.make_jaxpr(function)(*held, *cotangents)
+    return _called(jax.make_jaxpr(function)(*held, *cotangents), held, cotangents)
+
+
+def _called(closed: Any, held: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
     operands = (*closed.consts, *held, *cotangents)
     count = len(operands) - len(cotangents)
     out: list[Any] = true_p.bind(*operands, jaxpr=without_consts(closed.jaxpr), held=count)
@@ -43,7 +46,9 @@ def _run(*operands: Any, jaxpr: Any, **_: Any) -> list[Any]:
 
 
 true_p.def_impl(_run)
-true_p.def_abstract_eval(lambda *avals, jaxpr, **_: [var.aval for var in jaxpr.outvars])
+true_p.def_effectful_abstract_eval(
+    lambda *_, jaxpr, **__: ([var.aval for var in jaxpr.outvars], jaxpr.effects)
+)
 mlir.register_lowering(true_p, mlir.lower_fun(_run, multiple_results=True))
 
 
@@ -71,10 +76,9 @@ ad.primitive_jvps[true_p] = _jvp
 
 def _batch(
     axis: Any, operands: Sequence[Any], dims: Sequence[Any], *, held: int, **params: Any
-) -> tuple[list[Any], list[int]]:
-    batched = mapped(partial(_run, **params), tuple(dims), axis)
-    out = run_true(batched, operands[:held], operands[held:])
-    return out, [0] * len(out)
+) -> tuple[list[Any], list[Any]]:
+    closed, found = batched(partial(_run, **params), tuple(dims), axis, operands)
+    return _called(closed, operands[:held], operands[held:]), found
 
 
 batching.fancy_primitive_batchers[true_p] = _batch
