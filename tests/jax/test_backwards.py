@@ -32,6 +32,9 @@ from tests.jax.backwards import (
     worst,
 )
 
+# One of the programs takes a gradient inside of the region, to show that it is right there.
+pytestmark = pytest.mark.filterwarnings("ignore::halfstep.jax.UnscaledGradientsWarning")
+
 ROWS = X[:, None]
 
 

@@ -11,6 +11,9 @@ from halfstep.errors import UsageError
 from halfstep.jax import autocast
 from tests.jax.backwards import F16, OWN, PROGRAMS, W, X, backward, worst
 
+# One of the programs takes a gradient inside of the region, to show that it is right there.
+pytestmark = pytest.mark.filterwarnings("ignore::halfstep.jax.UnscaledGradientsWarning")
+
 ROWS = X.reshape(4, 4, 8)
 SEVERAL = jnp.stack([W, 2 * W, W / 3, -W])
 WAY = jnp.cos(W)

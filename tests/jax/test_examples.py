@@ -32,4 +32,4 @@ def test_every_public_name_has_an_example(package, name):
 
 @pytest.mark.parametrize(("package", "name"), [each for each in NAMES if each not in WITHOUT])
 def test_a_public_name_says_where_it_is_public(package, name):
-    assert getattr(import_module(package), name).__module__ in PACKAGES
+    assert getattr(import_module(package), name).__module__ in (*PACKAGES, "halfstep.core")
