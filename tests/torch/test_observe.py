@@ -1,0 +1,298 @@
+"""What `observe` counts, against hooks, casts that are written out, and a run in float32."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from halfstep import Exponents
+from halfstep.errors import UsageError
+from halfstep.torch import autocast, observe, prepare
+from tests.torch.faulty_models import autocasts, inside, mean
+from tests.torch.stepping import CASES
+from tests.torch.test_diagnose_untouched import assert_same, state_of
+from tests.torch.test_diagnose_untouched import case as remembering
+
+RULES = "rules=halfstep-1 + convolution=lower"
+UNSCALED = f"mixed_float16, scale=none, {RULES}"
+EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+WIDTHS = {"float16": torch.float16, "float32": torch.float32}
+
+
+class Written(nn.Module):
+    """A linear layer whose casts are written out, and whose tensors are kept."""
+
+    def __init__(self, layer, dtype):
+        super().__init__()
+        self.layer, self.dtype, self.held = layer, dtype, {}
+
+    def forward(self, x):
+        self.held["input"], self.held["weight"] = (
+            each.to(self.dtype) for each in (x, self.layer.weight)
+        )
+        inputs = self.held["input"], self.held["weight"], self.layer.bias.to(self.dtype)
+        self.held["output"] = functional.linear(*inputs)
+        for each in self.held.values():
+            if each.requires_grad:
+                each.retain_grad()
+        return self.held["output"]
+
+    @property
+    def numbers(self):
+        """What was kept, by role."""
+        output, weight, input = (self.held[name] for name in ("output", "weight", "input"))
+        found = {**self.held, "grad_output": output.grad, "grad_weight": weight.grad}
+        return found | ({} if input.grad is None else {"grad_input": input.grad})
+
+
+def measured(case, policy, **options):
+    model = case.model()
+    torch.manual_seed(7)
+    return observe(model, case.batch(), case.loss, policy=policy, **options)
+
+
+def run(case, model):
+    torch.manual_seed(7)
+    case.loss(model, case.batch()).backward()
+    return model
+
+
+def rows(seen, role, phase="backward"):
+    return seen.of(operation="matmul", phase=phase, role=role).rows
+
+
+def of_shape(seen, role, shape):
+    """Returns the rows of the products: those of a bias have one dimension."""
+    phase = "backward" if role.startswith("grad") else "forward"
+    return [row for row in rows(seen, role, phase) if sorted(row.shape) == sorted(shape)]
+
+
+@pytest.mark.parametrize("form", WIDTHS)
+def test_counts_are_those_of_casts_that_are_written_out(form):
+    case, names = CASES["mlp"], ("0", "2", "4")
+    by_hand = case.model()
+    for name in names:
+        by_hand[int(name)] = Written(by_hand[int(name)], WIDTHS[form])
+    run(case, by_hand)
+    seen = measured(case, UNSCALED if form == "float16" else "float32")
+    for name in names:
+        for role, numbers in by_hand[int(name)].numbers.items():
+            found = of_shape(seen.of(module=name), role, numbers.shape)
+            assert found
+            for row in found:
+                assert (row.form, row.run) == (form, Exponents.of(numbers.detach().float()))
+
+
+def linears(model):
+    return {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear)}
+
+
+def hooked(model):
+    """Returns where outputs and their gradients will be, by module and role."""
+    held = {}
+
+    def keep(name):
+        def hook(_module, _inputs, output):
+            held[name, "output"] = output.detach().clone()
+            output.register_hook(lambda gradient: held.update({(name, "grad_output"): gradient}))
+
+        return hook
+
+    for name, each in linears(model).items():
+        each.register_forward_hook(keep(name))
+    return held
+
+
+@EVERY
+def test_in_float32_counts_are_those_that_hooks_see(case):
+    model = case.model()
+    held = hooked(model)
+    run(case, model)
+    held |= {(name, "grad_weight"): each.weight.grad for name, each in linears(model).items()}
+    seen = measured(case, "float32")
+    for (name, role), numbers in held.items():
+        phase = "backward" if role.startswith("grad") else "forward"
+        found = rows(seen.of(module=name), role, phase)
+        assert Exponents.of(numbers) in [row.run for row in found]
+        assert numbers.abs().max() in [row.largest for row in found]
+    assert len(held) == 3 * len(linears(model))
+
+
+@EVERY
+def test_in_float32_it_is_its_own_reference(case):
+    seen = measured(case, "float32")
+    assert all(row.reference == row.run for row in seen if row.operation != "cast")
+    assert {row.form for row in seen} == {"float32"}
+    assert len(seen) > 30
+
+
+@EVERY
+def test_what_is_lost_is_what_casts_of_a_run_in_float32_lose(case):
+    seen, model = measured(case, UNSCALED), case.model()
+    held = hooked(model)
+    run(case, model)
+    for name in linears(model):
+        gradient = held[name, "grad_output"]
+        exact = ((gradient != 0) & (gradient.half() == 0)).sum() / (gradient != 0).sum()
+        found = rows(seen.of(module=name), "grad_output")
+        assert found
+        for row in found:
+            assert row.lost == pytest.approx(exact.item(), abs=0.01)
+            assert row.form == "float16"
+    assert max(row.lost or 0.0 for row in seen) > 0.005
+
+
+class Square(nn.Module):
+    """Inputs and weights of one shape, which no shape tells apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.conv, self.gain = nn.Conv1d(8, 8, 7, padding=3), nn.Parameter(torch.ones(8, 8))
+        self.register_buffer("shift", torch.ones(8, 8))
+
+    def forward(self, x):
+        hidden = self.second(torch.tanh(self.first(x))) * self.gain + self.shift
+        return self.conv(hidden[:, :7].expand(8, 8, 7))
+
+
+@pytest.mark.parametrize("policy", [UNSCALED, "float32"])
+def test_roles_and_passes(policy):
+    model = Square()
+    seen = observe(model, torch.randn(8, 8), mean, policy=policy)
+    for name in ("first", "second"):
+        assert roles(seen, name, "aten::addmm") == [("weight", "input", "weight", "output")]
+    assert roles(seen, "second", "aten::mm") == [
+        ("grad_output", "weight", "grad_input"),
+        ("grad_output", "input", "grad_weight"),
+    ]
+    assert roles(seen, "first", "aten::mm") == [("grad_output", "input", "grad_weight")]
+    assert roles(seen, "conv", "aten::convolution_backward") == [
+        ("grad_output", "input", "weight", "grad_input", "grad_weight", "grad_weight")
+    ]
+    assert set(roles(seen, "Square", "aten::mul")) == {
+        ("input", "weight", "output"),
+        ("grad_output", "weight", "grad_input"),
+        ("grad_output", "input", "grad_weight"),
+    }
+    assert [row.role for row in seen.of(module="Square", operation="add")][1] == "buffer"
+    assert {row.phase for row in seen if row.role.startswith("grad")} == {"backward"}
+
+
+def roles(seen, module, operation):
+    """Returns the roles of each of some operations, in order."""
+    found = {}
+    for row in seen.of(module=module, operation=operation):
+        found.setdefault((row.phase, row.call, row.nth), []).append(row.role)
+    return list(map(tuple, found.values()))
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return checkpoint(self.inner, self.layer(x), use_reentrant=False)
+
+    def inner(self, x):
+        return torch.tanh(self.layer(torch.tanh(x)))
+
+
+@pytest.mark.parametrize("policy", [UNSCALED, "float32"])
+def test_calls_and_what_a_checkpoint_computes_again(policy):
+    seen = observe(Twice(), torch.randn(2, 4), mean, policy=policy)
+    forward = seen.of(module="layer", operation="matmul", phase="forward", role="output")
+    first, second, again = forward
+    assert [row.call for row in forward] == [1, 2, 3]
+    assert (again.run, again.source) == (second.run, second.source)
+    assert first.reference is not None
+    gradients = seen.of(module="layer", operation="aten::mm", role="grad_weight")
+    assert len(gradients) == 2
+    assert all(row.reference for row in gradients)
+
+
+@pytest.mark.parametrize("way", ["ours", "native", "region"])
+def test_what_casts(way):
+    torch.manual_seed(0)
+    model, batch = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(2, 4)
+    loss_fn = mean if way == "region" else inside(autocasts[way])
+    if way == "region":
+        prepare(model, policy=UNSCALED)
+    output = observe(model, batch, loss_fn).of(module="0", role="output").rows[-1]
+    exact = model[0].weight.half(), model[0].bias.half()
+    expected = functional.linear(batch.half(), *exact)
+    assert (output.form, output.run) == ("float16", Exponents.of(expected.detach().float()))
+    assert output.reference != output.run
+    assert output.source.endswith("(mean)") or "faulty_models" in output.source
+
+
+def test_what_does_not_fit_is_counted():
+    class Grows(nn.Module):
+        def forward(self, x):
+            return (x * 2).half() * 2
+
+    batch = torch.tensor([1e-8, 4e-6, 1.0, 1e4, 3e4, -torch.inf, torch.nan])
+    seen = observe(nn.Sequential(Grows(), nn.Tanh()), batch, mean)
+    cast, product = (seen.of(module="0", operation=word).rows[-1] for word in ("cast", "multiply"))
+    assert (cast.zeros, cast.subnormals, cast.saturated, cast.infs, cast.nans) == (1, 1, 1, 1, 1)
+    assert (cast.flushed, cast.lost, cast.largest) == (1, 1 / 7, 6e4)
+    assert (product.infs, product.nans) == (2, 1)
+    # What is cast by hand is so in float32, too.
+    assert (product.reference, product.flushed) == (None, None)
+
+
+def test_a_dynamic_scale_backs_off_before():
+    seen = measured(CASES["mlp"], f"mixed_float16, {RULES}")
+    assert not any(row.infs or row.nans for row in seen)
+    assert max(row.lost or 0.0 for row in seen.of(role="grad_output")) < 1e-3
+
+
+def test_a_scale_of_the_loss():
+    plain, scaled = (
+        measured(CASES["mlp"], UNSCALED, loss_scale=scale).of(role="grad_output")
+        for scale in (1.0, 2.0**16)
+    )
+    assert max(row.lost or 0.0 for row in scaled) < 1e-3 < max(row.lost or 0.0 for row in plain)
+
+
+def test_a_selection_and_its_text():
+    seen = measured(CASES["transformer"], UNSCALED)
+    block = seen.of(phase="backward", role="grad_input", operation="attention")
+    assert {row.module for row in block} == {"1", "2"}
+    lines = str(seen).splitlines()
+    assert lines[0].split()[:4] == ["module", "pass", "operation", "role"]
+    assert lines[-1] == f"and {len(seen) - 40} more tensors"
+    worst = max(seen, key=lambda row: row.lost or 0.0)
+    assert lines[1].split()[:3] == [worst.module, worst.phase, worst.operation]
+    data = json.loads(json.dumps(block.to_dict()))["rows"]
+    assert [each["flushed"] for each in data] == [row.flushed for row in block]
+
+
+@pytest.mark.parametrize("policy", [UNSCALED, "mixed_float16", "mixed_bfloat16", None])
+def test_nothing_changes(policy):
+    model, batch = remembering()
+    before = state_of(model, batch)
+    assert len(observe(model, batch, mean, policy=policy)) > 0
+    assert_same(before, state_of(model, batch))
+    assert "forward" not in vars(model)
+
+
+def test_a_region_stays_as_it_is():
+    model = nn.Sequential(nn.Linear(4, 4))
+    region = prepare(model, torch.optim.SGD(model.parameters()), "mixed_float16")
+    before = region.state_dict()
+    observe(model, torch.ones(2, 4), mean)
+    assert region.state_dict() == before
+
+
+def test_what_is_refused():
+    with pytest.raises(UsageError, match=r"observe needs a torch.nn.Module, got Tensor"):
+        observe(torch.ones(1), None, mean)
+    with pytest.raises(UsageError, match=r"observe needs a loss_fn.*of shape \(2, 1\)"):
+        observe(nn.Linear(4, 1), torch.ones(2, 4), lambda model, batch: model(batch))
+    with autocast("cpu"), pytest.raises(UsageError, match=r"observe needs to be called outside"):
+        observe(nn.Linear(4, 1), torch.ones(2, 4), mean)
