@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from halfstep import Exponents
 from halfstep.errors import UsageError
 from halfstep.torch import autocast, observe, prepare
-from tests.torch.faulty_models import autocasts, inside, mean
+from tests.torch.faulty_models import mean
 from tests.torch.stepping import CASES
 from tests.torch.test_diagnose_untouched import assert_same, state_of
 from tests.torch.test_diagnose_untouched import case as remembering
@@ -145,91 +144,6 @@ def test_what_is_lost_is_what_casts_of_a_run_in_float32_lose(case):
     assert max(row.lost or 0.0 for row in seen) > 0.005
 
 
-class Square(nn.Module):
-    """Inputs and weights of one shape, which no shape tells apart."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.conv, self.gain = nn.Conv1d(8, 8, 7, padding=3), nn.Parameter(torch.ones(8, 8))
-        self.register_buffer("shift", torch.ones(8, 8))
-
-    def forward(self, x):
-        hidden = self.second(torch.tanh(self.first(x))) * self.gain + self.shift
-        return self.conv(hidden[:, :7].expand(8, 8, 7))
-
-
-@pytest.mark.parametrize("policy", [UNSCALED, "float32"])
-def test_roles_and_passes(policy):
-    model = Square()
-    seen = observe(model, torch.randn(8, 8), mean, policy=policy)
-    for name in ("first", "second"):
-        assert roles(seen, name, "aten::addmm") == [("weight", "input", "weight", "output")]
-    assert roles(seen, "second", "aten::mm") == [
-        ("grad_output", "weight", "grad_input"),
-        ("grad_output", "input", "grad_weight"),
-    ]
-    assert roles(seen, "first", "aten::mm") == [("grad_output", "input", "grad_weight")]
-    assert roles(seen, "conv", "aten::convolution_backward") == [
-        ("grad_output", "input", "weight", "grad_input", "grad_weight", "grad_weight")
-    ]
-    assert set(roles(seen, "Square", "aten::mul")) == {
-        ("input", "weight", "output"),
-        ("grad_output", "weight", "grad_input"),
-        ("grad_output", "input", "grad_weight"),
-    }
-    assert [row.role for row in seen.of(module="Square", operation="add")][1] == "buffer"
-    assert {row.phase for row in seen if row.role.startswith("grad")} == {"backward"}
-
-
-def roles(seen, module, operation):
-    """Returns the roles of each of some operations, in order."""
-    found = {}
-    for row in seen.of(module=module, operation=operation):
-        found.setdefault((row.phase, row.call, row.nth), []).append(row.role)
-    return list(map(tuple, found.values()))
-
-
-class Twice(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return checkpoint(self.inner, self.layer(x), use_reentrant=False)
-
-    def inner(self, x):
-        return torch.tanh(self.layer(torch.tanh(x)))
-
-
-@pytest.mark.parametrize("policy", [UNSCALED, "float32"])
-def test_calls_and_what_a_checkpoint_computes_again(policy):
-    seen = observe(Twice(), torch.randn(2, 4), mean, policy=policy)
-    forward = seen.of(module="layer", operation="matmul", phase="forward", role="output")
-    first, second, again = forward
-    assert [row.call for row in forward] == [1, 2, 3]
-    assert (again.run, again.source) == (second.run, second.source)
-    assert first.reference is not None
-    gradients = seen.of(module="layer", operation="aten::mm", role="grad_weight")
-    assert len(gradients) == 2
-    assert all(row.reference for row in gradients)
-
-
-@pytest.mark.parametrize("way", ["ours", "native", "region"])
-def test_what_casts(way):
-    torch.manual_seed(0)
-    model, batch = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(2, 4)
-    loss_fn = mean if way == "region" else inside(autocasts[way])
-    if way == "region":
-        prepare(model, policy=UNSCALED)
-    output = observe(model, batch, loss_fn).of(module="0", role="output").rows[-1]
-    exact = model[0].weight.half(), model[0].bias.half()
-    expected = functional.linear(batch.half(), *exact)
-    assert (output.form, output.run) == ("float16", Exponents.of(expected.detach().float()))
-    assert output.reference != output.run
-    assert output.source.endswith("(mean)") or "faulty_models" in output.source
-
-
 def test_what_does_not_fit_is_counted():
     class Grows(nn.Module):
         def forward(self, x):
@@ -265,7 +179,8 @@ def test_a_selection_and_its_text():
     assert {row.module for row in block} == {"1", "2"}
     lines = str(seen).splitlines()
     assert lines[0].split()[:4] == ["module", "pass", "operation", "role"]
-    assert lines[-1] == f"and {len(seen) - 40} more tensors"
+    assert len(lines) == 42
+    assert lines[-1].endswith("more lines")
     worst = max(seen, key=lambda row: row.lost or 0.0)
     assert lines[1].split()[:3] == [worst.module, worst.phase, worst.operation]
     data = json.loads(json.dumps(block.to_dict()))["rows"]

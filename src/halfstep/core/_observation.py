@@ -235,9 +235,11 @@ class Observation:
 
     def __str__(self) -> str:
         worst = sorted(self.rows, key=_badness, reverse=True)
-        hidden = len(worst) - _SHOWN
-        more = [f"and {hidden} more tensors"] if hidden > 0 else []
-        return "\n".join([*aligned(_HEADER, map(_cells, worst[:_SHOWN])), *more])
+        # Several operations of one gradient read the same.
+        lines = list(dict.fromkeys(map(_cells, worst)))
+        hidden = len(lines) - _SHOWN
+        more = [f"and {hidden} more lines"] if hidden > 0 else []
+        return "\n".join([*aligned(_HEADER, lines[:_SHOWN]), *more])
 
 
 def _badness(row: Observed) -> tuple[float, ...]:

@@ -5,7 +5,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from halfstep.core import Exponents
+from halfstep.core import FORMATS, Exponents
+from halfstep.torch._dtypes import name_of
 from halfstep.torch._observing._counting import numbers_in
 from halfstep.torch._observing._exponents import Tally
 from halfstep.torch._observing._extremes import Extremes
@@ -13,6 +14,7 @@ from halfstep.torch._observing._ran import Value
 from halfstep.torch._private import is_unallocated
 
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_KNOWN = frozenset(each.name for each in FORMATS)
 
 
 class Collector(Protocol):
@@ -92,7 +94,8 @@ class Histograms:
 
     def add(self, tensor: Tensor, *, count: bool = False) -> int | None:
         """Returns the place of the exponents of a tensor; None where it holds no such numbers."""
-        numbers = [] if is_unallocated(tensor) else list(numbers_in(tensor))
+        found = () if is_unallocated(tensor) else numbers_in(tensor)
+        numbers = [each for each in found if name_of(each.dtype) in _KNOWN]
         if not numbers:
             return None
         self._tally.add(self._added, numbers)

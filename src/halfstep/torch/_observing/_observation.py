@@ -3,21 +3,23 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from halfstep.core import Exponents, Observation, Observed
+from halfstep.core import FORMATS, Exponents, Observation, Observed
 from halfstep.torch._observing._diagnosis import in_float32
 from halfstep.torch._observing._ran import LOW, Ran, Value
-from halfstep.torch._observing._settling import settled
+from halfstep.torch._observing._settling import backs_off, settled
 from halfstep.torch._observing._step import Case, run
 from halfstep.torch._observing._trial import Counted
 
 # Complex numbers are counted as the two numbers that each consists of.
 _PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+_BITS = {each.name: each.bits for each in FORMATS}
 _KEPT = ("weight", "buffer")
 
 
 def observation(case: Case) -> Observation:
     """Returns what the operations of a step read and wrote, at the scale that it settles at."""
-    case = dataclasses.replace(settled(case)[0], trial=Counted(), settles=False)
+    case = settled(case)[0] if backs_off(case) else case
+    case = dataclasses.replace(case, trial=Counted(), settles=False)
     step, wide = run(case), in_float32(case)
     references = {each.key: each for each in wide.ran}
     found = [each for each in step.ran if not each.entered]
@@ -37,8 +39,12 @@ def _rows(ran: Ran, wide: Ran | None) -> Iterator[Observed]:
 
 
 def _before(cast: Ran) -> tuple[Value, ...]:
-    """Returns what a cast to a lower format read, which is what it wrote in float32."""
-    return cast.inputs if cast.low else ()
+    """Returns what a cast to a format of fewer bits read."""
+    read, wrote = (
+        next((_BITS.get(each.dtype, 0) for each in values), 0)
+        for values in (cast.inputs, cast.outputs)
+    )
+    return cast.inputs if 0 < wrote < read else ()
 
 
 def _paired(
