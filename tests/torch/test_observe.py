@@ -10,7 +10,7 @@ from torch.nn import functional
 from halfstep import Exponents
 from halfstep.errors import UsageError
 from halfstep.torch import autocast, observe, prepare
-from tests.torch.faulty_models import mean
+from tests.torch.faulty_models import autocasts, inside, mean
 from tests.torch.stepping import CASES
 from tests.torch.test_diagnose_untouched import assert_same, state_of
 from tests.torch.test_diagnose_untouched import case as remembering
@@ -106,16 +106,21 @@ def hooked(model):
 
 
 @EVERY
-def test_in_float32_counts_are_those_that_hooks_see(case):
-    model = case.model()
+@pytest.mark.parametrize("way", ["float32", *autocasts])
+def test_counts_are_those_that_hooks_see(case, way):
+    loss_fn = inside(autocasts[way], case.loss) if way in autocasts else case.loss
+    model, other = case.model(), case.model()
     held = hooked(model)
-    run(case, model)
+    torch.manual_seed(7)
+    loss_fn(model, case.batch()).backward()
     held |= {(name, "grad_weight"): each.weight.grad for name, each in linears(model).items()}
-    seen = measured(case, "float32")
+    torch.manual_seed(7)
+    seen = observe(other, case.batch(), loss_fn)
     for (name, role), numbers in held.items():
         phase = "backward" if role.startswith("grad") else "forward"
         found = rows(seen.of(module=name), role, phase)
-        assert Exponents.of(numbers) in [row.run for row in found]
+        assert Exponents.of(numbers.float()) in [row.run for row in found]
+        assert {row.form for row in found} == {"float16" if way in autocasts else "float32"}
         assert numbers.abs().max() in [row.largest for row in found]
     assert len(held) == 3 * len(linears(model))
 

@@ -9,7 +9,9 @@ from torch.utils.checkpoint import checkpoint
 from halfstep import Exponents
 from halfstep.torch import observe, prepare
 from tests.torch.faulty_models import autocasts, inside, mean
-from tests.torch.test_observe import UNSCALED
+from tests.torch.test_observe import RULES, UNSCALED
+
+ADD = "aten::add"
 
 
 class Square(nn.Module):
@@ -55,6 +57,26 @@ def roles(seen, module, operation):
     for row in seen.of(module=module, operation=operation):
         found.setdefault((row.phase, row.call, row.nth), []).append(row.role)
     return list(map(tuple, found.values()))
+
+
+class Fork(nn.Module):
+    """One input of two layers, with the shape of their weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.left, self.right = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        hidden = torch.tanh(self.stem(x))
+        return self.left(hidden) * self.right(hidden)
+
+
+def test_gradients_that_are_only_handed_on_stay_what_they_are():
+    seen = observe(Fork(), torch.randn(8, 8), mean, policy=f"mixed_float16, {RULES}")
+    (added,) = (row for row in seen.of(phase="backward", role="grad_input") if row.name == ADD)
+    assert added.shape == (8, 8)
+    unscaled = seen.of(module="Fork", operation="aten::_foreach_mul", role="grad_weight")
+    assert sorted(row.shape for row in unscaled) == [(8,)] * 3 + [(8, 8)] * 3
 
 
 class Twice(nn.Module):

@@ -22,7 +22,7 @@ def observation(case: Case) -> Observation:
     case = dataclasses.replace(case, trial=Counted(), settles=False)
     step, wide = run(case), in_float32(case)
     references = {each.key: each for each in wide.ran}
-    found = [each for each in step.ran if not each.entered]
+    found = [each for each in step.ran if each.outputs and not each.entered]
     return Observation(
         tuple(row for each in found for row in _rows(each, references.get(each.key)))
     )

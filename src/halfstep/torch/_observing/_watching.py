@@ -35,19 +35,12 @@ class _Origin(NamedTuple):
         for each in inputs:
             (self.weights if each.role == "weight" else self.others).add(each.shape)
 
-    def role(self, shape: tuple[int, ...], *, of_weight: bool) -> str:
-        """Returns what a gradient of a shape belongs to.
-
-        Args:
-            shape: The shape.
-            of_weight: Whether it belongs to a weight where a weight and an input have the shape.
-        """
+    def roles(self, shape: tuple[int, ...]) -> set[str]:
+        """Returns what a gradient of a shape may belong to."""
         while shape[:1] == (1,):
             shape = shape[1:]
-        both = {shape, shape[::-1]}
-        if both & self.weights and (of_weight or not both & self.others):
-            return "grad_weight"
-        return "grad_input"
+        known = {"grad_input": self.others, "grad_weight": self.weights}
+        return {role for role, shapes in known.items() if {shape, shape[::-1]} & shapes}
 
 
 class _Seen(NamedTuple):
@@ -220,9 +213,20 @@ def _role(
 ) -> str:
     """Returns what the result of an operation at a place is."""
     if key.phase == "backward":
-        # The gradient of an input comes first, and is computed from the weight.
-        of_weight = place > 0 or all(each.role != "weight" for each in inputs)
-        return origin.role(shape, of_weight=of_weight)
+        return _gradient(origin.roles(shape), inputs, shape, place)
     if key.word == "cast" and inputs:
         return inputs[0].role if inputs[0].role in ("weight", "buffer") else "input"
     return "output"
+
+
+def _gradient(possible: set[str], inputs: list[_Seen], shape: tuple[int, ...], place: int) -> str:
+    """Returns which gradient it is, of those that its shape allows."""
+    if len(possible) == 1:
+        return possible.pop()
+    read = [each for each in inputs if each.shape]
+    alike = [each.role for each in read if each.shape == shape]
+    if alike and all(each.role.startswith("grad") for each in read):
+        return alike[0]
+    # The gradient of an input comes first, and is computed from the weight.
+    of_weight = place > 0 or all(each.role != "weight" for each in inputs)
+    return "grad_weight" if possible and of_weight else "grad_input"
