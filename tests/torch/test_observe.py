@@ -6,10 +6,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfstep import Exponents
 from halfstep.errors import UsageError
 from halfstep.torch import autocast, observe, prepare
+from halfstep.torch._observing import _counting
+from halfstep.torch._observing._collecting import Histograms
+from tests.torch import faulty_models as faulty
 from tests.torch.faulty_models import autocasts, inside, mean
 from tests.torch.stepping import CASES
 from tests.torch.test_diagnose_untouched import assert_same, state_of
@@ -165,8 +169,11 @@ def test_what_does_not_fit_is_counted():
 
 
 def test_a_dynamic_scale_backs_off_before():
+    for policy, overflows in (("static(65536.0)", True), ("dynamic()", False)):
+        model, policy = nn.Sequential(faulty.Steep()), f"mixed_float16, scale={policy}"
+        steep = observe(model, torch.ones(2, 8), mean, policy=policy)
+        assert any(row.infs or row.nans for row in steep) == overflows
     seen = measured(CASES["mlp"], f"mixed_float16, {RULES}")
-    assert not any(row.infs or row.nans for row in seen)
     assert max(row.lost or 0.0 for row in seen.of(role="grad_output")) < 1e-3
 
 
@@ -176,6 +183,30 @@ def test_a_scale_of_the_loss():
         for scale in (1.0, 2.0**16)
     )
     assert max(row.lost or 0.0 for row in scaled) < 1e-3 < max(row.lost or 0.0 for row in plain)
+
+
+class Names(TorchDispatchMode):
+    """Notes the names of operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.ran = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.ran.add(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_as_on_another_device_nothing_waits_and_counts_are_the_same(monkeypatch):
+    here = measured(CASES["mlp"], UNSCALED)
+    monkeypatch.setitem(_counting._COUNT, "cpu", _counting._count_anywhere)
+    assert measured(CASES["mlp"], UNSCALED) == here
+    histograms, names = Histograms(), Names()
+    with names:
+        places = [histograms.add(torch.randn(8).to(dtype)) for dtype in WIDTHS.values()]
+    assert places == [0, 1]
+    assert "aten::scatter_add_" in names.ran
+    assert "aten::_local_scalar_dense" not in names.ran
 
 
 def test_a_selection_and_its_text():

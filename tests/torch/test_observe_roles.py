@@ -48,6 +48,7 @@ def test_roles_and_passes(policy):
         ("grad_output", "input", "grad_weight"),
     }
     assert [row.role for row in seen.of(module="Square", operation="add")][1] == "buffer"
+    assert roles(seen, "mean", "aten::div") == [("grad_output", "grad_input")]
     assert {row.phase for row in seen if row.role.startswith("grad")} == {"backward"}
 
 
