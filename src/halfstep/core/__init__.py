@@ -12,6 +12,8 @@ from halfstep.core._exponents import Exponents as Exponents
 from halfstep.core._formats import FORMATS as FORMATS
 from halfstep.core._formats import Format as Format
 from halfstep.core._moments import Moment as Moment
+from halfstep.core._observation import Observation as Observation
+from halfstep.core._observation import Observed as Observed
 from halfstep.core._override import override_policy as override_policy
 from halfstep.core._override import overriding_policy as overriding_policy
 from halfstep.core._patches import replace as replace
@@ -61,6 +63,8 @@ __all__ = [
     "Format",
     "LossScale",
     "Moment",
+    "Observation",
+    "Observed",
     "Policy",
     "Range",
     "Ranges",
@@ -100,6 +104,8 @@ for _value in (
     Format,
     LossScale,
     Moment,
+    Observation,
+    Observed,
     Policy,
     Range,
     Ranges,

@@ -28,6 +28,7 @@ from halfstep.torch._lost import LostUpdates as LostUpdates
 from halfstep.torch._lost import lost_updates as lost_updates
 from halfstep.torch._master import Masters as Masters
 from halfstep.torch._master import keep_masters as keep_masters
+from halfstep.torch._observe import observe as observe
 from halfstep.torch._observing._ranges import ranges as ranges
 from halfstep.torch._observing._sampling import Watch as Watch
 from halfstep.torch._observing._sampling import watch as watch
@@ -73,6 +74,7 @@ __all__ = [
     "load",
     "load_float32_state_dict",
     "lost_updates",
+    "observe",
     "prepare",
     "ranges",
     "save",

@@ -34,7 +34,7 @@ def widening(case: Case) -> tuple[Fault, tuple[Rule, ...]] | None:
 
 
 def _remedies(case: Case, step: Step) -> Remedies:
-    return Remedies(case, step, _in_float32(case), way_of(case.model, step.asked))
+    return Remedies(case, step, in_float32(case), way_of(case.model, step.asked))
 
 
 def _told_faults(found: list[Ran], remedies: Remedies) -> Iterator[Fault]:
@@ -58,8 +58,8 @@ def _told_underflow(remedies: Remedies) -> Iterator[Fault]:
         return
 
 
-def _in_float32(case: Case) -> Step:
-    """Returns the step in float32, an empty one where it cannot run so."""
+def in_float32(case: Case) -> Step:
+    """Returns a step in float32, an empty one where it cannot run so."""
     wide = attempted(dataclasses.replace(case, formats=Formats(torch.float32)))
     return wide or Step((), loss_finite=False, gradients_finite=False)
 

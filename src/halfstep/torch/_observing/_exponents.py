@@ -118,7 +118,8 @@ def _read(parts: Iterable[tuple[dict[Key, int], Tensor]]) -> dict[Key, Exponents
     for places, rows in parts:
         counts = rows[: len(places)].tolist()
         for key, place in places.items():
-            found[key] = found.get(key, Exponents()) + exponents_of(counts[place])
+            here = exponents_of(counts[place])
+            found[key] = found[key] + here if key in found else here
     return found
 
 

@@ -58,7 +58,7 @@ class Places:
         self._names.update({id(each): "" for each in _wrappers(model, whole)})
         self._stack = [Place(outside, 0, is_root=True)]
         # In which backward pass each was entered.
-        self._passes = [-1]
+        self._passes: list[int | None] = [-1]
         self._calls: Counter[str] = Counter()
 
     @property
@@ -70,6 +70,10 @@ class Places:
     def forward(self) -> bool:
         """Whether what runs is the place itself, and not a backward pass that it called."""
         return self._passes[-1] == _private.backward_pass()
+
+    def leave_forward(self) -> None:
+        """From now on, nothing that runs outside of all modules is a forward pass."""
+        self._passes[0] = None
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from halfstep.core import Exponents
 from halfstep.torch._observing._extremes import Extremes
 from halfstep.torch._observing._places import Place
 
@@ -31,12 +32,14 @@ class Value(NamedTuple):
         role: What it is to the model.
         dtype: The name of its format.
         shape: Its shape.
+        exponents: How many of its numbers lie where, None where nobody counted.
     """
 
     held: Extremes | None
     role: str
     dtype: str
     shape: tuple[int, ...]
+    exponents: Exponents | None = None
 
     @property
     def finite(self) -> bool:

@@ -11,6 +11,9 @@ from halfstep.torch._engine._paths import _unwrapped
 from halfstep.torch._observing._places import Place
 from halfstep.torch._storages import plain_tensors
 
+# What a view of a tensor is, too.
+_LASTING = ("weight", "grad_input", "grad_weight")
+
 
 class Roles:
     """Knows parameters, buffers and the batch by the memory that they lie in.
@@ -25,14 +28,14 @@ class Roles:
         self._names = dict(_named(_parts_of(batch), "input"))
         self._names |= dict(_named(whole.named_buffers(remove_duplicate=False), "buffer"))
         self._names |= dict(_named(whole.named_parameters(remove_duplicate=False), "weight"))
-        self._copies: set[int] = set()
+        self._made: dict[int, str] = {}
         self._root = type(whole).__name__
 
     def of(self, tensor: Tensor) -> str:
-        """Returns "weight", "buffer" or "input"."""
+        """Returns "weight", "buffer", "input" or what gradient it is, also for a view."""
         place = storage(tensor)
-        if place in self._copies:
-            return "weight"
+        if place in self._made:
+            return self._made[place]
         return self._names[place][1] if place in self._names else "input"
 
     def name(self, tensor: Tensor) -> str:
@@ -46,10 +49,13 @@ class Roles:
         path = name.rpartition(".")[0]
         return Place(path or self._root, 0, is_root=not path) if name else None
 
-    def copied(self, tensor: Tensor, role: str) -> None:
-        """Takes note of whether a new tensor is a copy of a weight."""
-        change = self._copies.add if role == "weight" else self._copies.discard
-        change(storage(tensor))
+    def made(self, tensor: Tensor, role: str) -> None:
+        """Takes note of whether a new tensor is a gradient or a copy of a weight."""
+        place = storage(tensor)
+        if role in _LASTING:
+            self._made[place] = role
+        else:
+            self._made.pop(place, None)
 
 
 def storage(tensor: Tensor) -> int:

@@ -23,7 +23,7 @@ def settled(case: Case) -> tuple[Case, Step]:
     """
     lower, step = case, run(case)
     first = step
-    if not _backs_off(case) or not step.loss_finite or not _overflows(step):
+    if not backs_off(case) or not step.loss_finite or not _overflows(step):
         return case, step
     for _ in range(_times(case)):
         lower, step = _at(lower, 1 / _BACKOFF)
@@ -58,7 +58,8 @@ def _overflows(step: Step) -> bool:
     return first is not None and first.held is not None and not first.held.has_nan
 
 
-def _backs_off(case: Case) -> bool:
+def backs_off(case: Case) -> bool:
+    """Returns whether a step has a scale that may back off."""
     return case.settles and bool(_dynamic(case))
 
 

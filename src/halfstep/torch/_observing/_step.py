@@ -39,6 +39,7 @@ class Case:
         settles: Whether regions may back off before anything is told.
         formats: In which formats.
         trial: Looks at operations, and changes them.
+        caller: Who is named in errors.
     """
 
     model: nn.Module
@@ -49,6 +50,7 @@ class Case:
     settles: bool = True
     formats: Formats = field(default_factory=Formats)
     trial: Trial = field(default_factory=Trial)
+    caller: str = "diagnose"
 
     @property
     def name(self) -> str:
@@ -119,7 +121,7 @@ def _seen(case: Case, watching: Watching) -> Step:
 
 def _loss(case: Case, batch: Any, watching: Watching) -> Tensor:
     with watching:
-        loss = _checked(case.loss_fn(case.model, batch))
+        loss = _checked(case.loss_fn(case.model, batch), case.caller)
         return loss if case.loss_scale == 1.0 else loss * case.loss_scale
 
 
@@ -141,11 +143,11 @@ def _plain(grad: Tensor) -> Tensor:
     return grad.coalesce().values() if grad.is_sparse else grad
 
 
-def _checked(loss: Any) -> Tensor:
+def _checked(loss: Any, caller: str) -> Tensor:
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         found = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
         raise UsageError(
-            "diagnose needs a loss_fn(model, batch) that returns a loss of one number, got "
+            f"{caller} needs a loss_fn(model, batch) that returns a loss of one number, got "
             f"{found}. Return what the training calls backward() on."
         )
     return loss

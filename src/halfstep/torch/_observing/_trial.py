@@ -5,12 +5,17 @@ from typing import Any
 
 from torch import Tensor
 
+from halfstep.torch._observing._collecting import Collector, Histograms, Readings
 from halfstep.torch._observing._ran import Key
 from halfstep.torch._observing._roles import storage
 
 
 class Trial:
     """Leaves every operation as it is, and looks at none."""
+
+    def collector(self) -> Collector:
+        """Returns what collects the numbers of the tensors."""
+        return Readings()
 
     def arguments(
         self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -20,6 +25,14 @@ class Trial:
 
     def look(self, key: Key, outputs: Sequence[Tensor]) -> None:
         """Looks at what an operation made."""
+
+
+class Counted(Trial):
+    """Counts the numbers of all tensors by exponent, in place of their extremes."""
+
+    def collector(self) -> Collector:
+        """Returns what collects the numbers of the tensors."""
+        return Histograms()
 
 
 class Kinds(Trial):

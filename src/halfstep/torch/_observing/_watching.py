@@ -14,7 +14,6 @@ from halfstep.core import operation_word
 from halfstep.torch import _private
 from halfstep.torch._dtypes import name_of
 from halfstep.torch._observing import _schema
-from halfstep.torch._observing._extremes import Readings
 from halfstep.torch._observing._places import Place, Places, line
 from halfstep.torch._observing._ran import Key, Ran, Value
 from halfstep.torch._observing._roles import Roles, storage
@@ -36,29 +35,25 @@ class _Origin(NamedTuple):
         for each in inputs:
             (self.weights if each.role == "weight" else self.others).add(each.shape)
 
-    def role(self, shape: tuple[int, ...]) -> str:
-        """Returns what a gradient of a shape belongs to."""
+    def roles(self, shape: tuple[int, ...]) -> set[str]:
+        """Returns what a gradient of a shape may belong to."""
         while shape[:1] == (1,):
             shape = shape[1:]
-        for one in (shape, shape[::-1]):
-            if one in self.others:
-                return "grad_input"
-            if one in self.weights:
-                return "grad_weight"
-        return "grad_input"
+        known = {"grad_input": self.others, "grad_weight": self.weights}
+        return {role for role, shapes in known.items() if {shape, shape[::-1]} & shapes}
 
 
 class _Seen(NamedTuple):
-    """A tensor, as the place of its extremes until they are read."""
+    """A tensor, as the place of its numbers until they are read."""
 
-    held: int | None
+    place: int | None
     role: str
     dtype: str
     shape: tuple[int, ...]
 
 
 class _Note(NamedTuple):
-    """An operation before the extremes of its tensors are read."""
+    """An operation before the numbers of its tensors are read."""
 
     place: Place
     key: Key
@@ -93,7 +88,7 @@ class Watching(TorchDispatchMode):
         self._places, self._roles, self._untouched = places, roles, untouched
         self._within, self._trial = within, trial
         self._backward = False
-        self._readings, self._notes = Readings(), list[_Note]()
+        self._collector, self._notes = trial.collector(), list[_Note]()
         self._known = WeakTensorKeyDictionary()
         self._writes: Counter[int] = Counter()
         self._origins: dict[tuple[int, int], _Origin] = {}
@@ -103,20 +98,18 @@ class Watching(TorchDispatchMode):
     def begin_backward(self) -> None:
         """From now on, what runs is the way back."""
         self._backward = True
+        self._places.leave_forward()
 
     def operations(self) -> list[Ran]:
         """Returns what ran; waits for the devices."""
-        self._readings.read()
+        self._collector.read()
         return [
             Ran(*note[:4], self._values(note.inputs), self._values(note.outputs), *note[6:])
             for note in self._notes
         ]
 
     def _values(self, seen: list[_Seen]) -> tuple[Value, ...]:
-        return tuple(
-            Value(None if each.held is None else self._readings[each.held], *each[1:])
-            for each in seen
-        )
+        return tuple(self._collector.value(*each) for each in seen)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -183,8 +176,8 @@ class Watching(TorchDispatchMode):
         return seen
 
     def _see(self, tensor: Tensor, role: str) -> _Seen:
-        held = self._readings.add(tensor, count=self._backward)
-        return _Seen(held, role, name_of(tensor.dtype), tuple(tensor.shape))
+        place = self._collector.add(tensor, count=self._backward)
+        return _Seen(place, role, name_of(tensor.dtype), tuple(tensor.shape))
 
     def _remember(self, tensor: Tensor, seen: _Seen) -> None:
         self._known[tensor] = seen, self._writes[storage(tensor)]
@@ -206,16 +199,34 @@ class Watching(TorchDispatchMode):
         constants: tuple[float, ...],
     ) -> None:
         seen = []
-        for each in outputs:
-            role = self._role(key, origin, inputs, each)
+        for place, each in enumerate(outputs):
+            role = _role(key, origin, inputs, tuple(each.shape), place)
+            self._roles.made(each, role)
             seen.append(self._see(each, role))
             self._remember(each, seen[-1])
         note = (origin.place, key, func._schema.name, origin.source, inputs, seen, constants)
         self._notes.append(_Note(*note, entered=False))
 
-    def _role(self, key: Key, origin: _Origin, inputs: list[_Seen], output: Tensor) -> str:
-        role = origin.role(tuple(output.shape)) if key.phase == "backward" else "output"
-        if key.phase == "forward" and key.word == "cast" and inputs:
-            role = inputs[0].role if inputs[0].role in ("weight", "buffer") else "input"
-        self._roles.copied(output, role)
-        return role
+
+def _role(
+    key: Key, origin: _Origin, inputs: list[_Seen], shape: tuple[int, ...], place: int
+) -> str:
+    """Returns what the result of an operation at a place is."""
+    if key.phase == "backward":
+        return _gradient(origin.roles(shape), inputs, shape, place)
+    if key.word == "cast" and inputs:
+        return inputs[0].role if inputs[0].role in ("weight", "buffer") else "input"
+    return "output"
+
+
+def _gradient(possible: set[str], inputs: list[_Seen], shape: tuple[int, ...], place: int) -> str:
+    """Returns which gradient it is, of those that its shape allows."""
+    if len(possible) == 1:
+        return possible.pop()
+    read = [each for each in inputs if each.shape]
+    alike = [each.role for each in read if each.shape == shape]
+    if alike and all(each.role.startswith("grad") for each in read):
+        return alike[0]
+    # The gradient of an input comes first, and is computed from the weight.
+    of_weight = place > 0 or all(each.role != "weight" for each in inputs)
+    return "grad_weight" if possible and of_weight else "grad_input"

@@ -1,0 +1,93 @@
+"""What every step that is only tried needs: checks, and a process that does not notice."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from halfstep.core import Policy, quiet
+from halfstep.errors import UsageError
+from halfstep.torch._engine._state import entered, on_trial
+from halfstep.torch._global import global_policy, is_fit
+from halfstep.torch._observing._step import Case
+from halfstep.torch._prepare import prepare
+from halfstep.torch._private import autocast_devices
+from halfstep.torch._regions._forward import forward_of
+
+# What a training is told of, which is not one here.
+_EVENTS = ("backward", "loss", "region")
+
+
+@contextlib.contextmanager
+def tried(case: Case, policy: Policy | str | None) -> Iterator[None]:
+    """Lets a step that can be run be run as under a policy, and nobody be told, within the block.
+
+    Args:
+        case: The step.
+        policy: The policy; None leaves the model as it is.
+
+    Raises:
+        UsageError: The step cannot be run.
+    """
+    for check in (_refuse_autocast, _check_model, _check_scale):
+        check(case)
+    with quiet(*_EVENTS), on_trial(), _under(case, policy):
+        yield
+
+
+@contextlib.contextmanager
+def _under(case: Case, policy: Policy | str | None) -> Iterator[None]:
+    """Makes a model a region until the block ends."""
+    model = case.model
+    prepared = any(forward_of(each) for each in model.modules())
+    everywhere = global_policy()
+    as_it_is = prepared or everywhere.compute_dtype == "float32" or not is_fit(model)
+    if policy is None and as_it_is:
+        yield
+        return
+    if prepared:
+        raise UsageError(
+            f"{case.caller} needs a model that is not prepared to run it by "
+            f"policy={str(policy)!r}, got {type(model).__name__}, which is. "
+            "Leave out policy=, or call remove() on its region."
+        )
+    region = prepare(model, policy=policy or everywhere)
+    region._used, region._automatic = True, policy is None
+    try:
+        yield
+    finally:
+        region.remove()
+
+
+def _refuse_autocast(case: Case) -> None:
+    if entered() or any(map(torch.is_autocast_enabled, autocast_devices())):
+        raise UsageError(
+            f"{case.caller} needs to be called outside of autocast, which it would not see, and "
+            "got it inside of one. Enter the autocast in loss_fn."
+        )
+
+
+def _check_model(case: Case) -> None:
+    model: Any = case.model
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"{case.caller} needs a torch.nn.Module, got {type(model).__name__}."
+            f" Write {case.caller}(model, batch, loss_fn)."
+        )
+    for name, each in model.named_parameters():
+        if is_lazy(each):
+            raise UsageError(
+                f"{case.caller} needs a model with all of its parameters, got {name} that its "
+                "module is still to make. Call the model once before."
+            )
+
+
+def _check_scale(case: Case) -> None:
+    scale: Any = case.loss_scale
+    if not isinstance(scale, (int, float)) or not 0 < scale < float("inf"):
+        raise UsageError(
+            f"{case.caller} needs a loss_scale above zero, got {scale!r}. Write loss_scale=2.0**16."
+        )
