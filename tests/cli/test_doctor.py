@@ -198,3 +198,33 @@ def test_gradients_that_vanish_without_a_scale(capsys):
     out = capsys.readouterr().out
     assert "of the gradients become 0 in float16 at the scale in force, 2^0." in out
     assert doctor(script(small=1e-6), "--", "3") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("with_torch")
+@pytest.mark.parametrize(
+    ("arguments", "policy", "code"),
+    [
+        ((), "mixed_bfloat16 (the script's own)", 0),
+        (("--policy", "mixed_float16"), "mixed_float16", 1),
+    ],
+)
+def test_policies_of_the_script_count_unless_another_is_asked_for(arguments, policy, code):
+    name = script(factor=1e5)
+    with open(name) as file:
+        text = file.read()
+    prepared = 'import halfstep.torch\nhalfstep.torch.prepare(model, optimizer, "mixed_bfloat16")\n'
+    with open(name, "w") as file:
+        file.write(text.replace("for step", f"{prepared}for step"))
+    assert doctor(name, "--json", "out.json", *arguments, "--", "12") == code
+    with open("out.json") as file:
+        assert Report.from_dict(json.load(file)).policy == policy
+
+
+@pytest.mark.usefixtures("no_framework")
+def test_a_script_is_never_replaced_by_what_is_found_in_it(tmp_path, capsys):
+    write(tmp_path / "train.py", TRAINING)
+    before = (tmp_path / "train.py").read_text()
+    assert doctor("train.py", "--json", "train.py") == 2
+    assert "which would replace 'train.py'" in capsys.readouterr().err
+    assert (tmp_path / "train.py").read_text() == before

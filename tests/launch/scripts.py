@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import halfstep
 from halfstep import core
 
-policy = core.overriding_policy()
+policy = core.overriding_policy() or halfstep.Policy.named("mixed_float16")
 low = policy.compute_dtype == "float16"
 for step in range(20):
     core.emit("loss", value=2.0 - 0.1 * step + 0.01 * random.random())

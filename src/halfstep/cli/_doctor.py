@@ -39,8 +39,14 @@ def doctor(
         bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")
     ] = False,
     policy: Annotated[
-        str, typer.Option(metavar="P", help="The policy to train under.")
-    ] = DEFAULT_POLICY,
+        str | None,
+        typer.Option(
+            metavar="P",
+            help="The policy to train under, whatever the script says. Default: the script's own, "
+            f"and {DEFAULT_POLICY} where it has none.",
+            show_default=False,
+        ),
+    ] = None,
     every: Annotated[
         int,
         typer.Option(metavar="N", help="Look closely at each N-th step, and at the first ones."),

@@ -14,7 +14,9 @@ def main() -> None:
 
 def _examine(job: Job, send: Send) -> None:
     examiner = Examiner(send, every=job.every, steps=job.steps)
-    session = Session(send, policy=job.policy, seed=job.seed, meet=examiner.meet)
+    session = Session(
+        send, policy=job.policy, overrides=job.overrides, seed=job.seed, meet=examiner.meet
+    )
     session.start()
     core.subscribe(examiner)
     examiner.stop = session.finish

@@ -34,12 +34,14 @@ class Examination:
     Args:
         script: The script, and what follows it in `sys.argv`.
         policy: The text of the policy that it trains under.
+        overrides: Whether that wins over the policies of the script itself.
         every: At each how many steps to look closely.
         steps: After how many steps to stop, 0 for not at all.
     """
 
     script: Script
     policy: str = DEFAULT_POLICY
+    overrides: bool = False
     every: int = 100
     steps: int = 0
 
@@ -50,7 +52,7 @@ class Examination:
         args: Sequence[str] = (),
         *,
         module: bool = False,
-        policy: str = DEFAULT_POLICY,
+        policy: str | None = None,
         every: int = 100,
         steps: int = 0,
     ) -> Self:
@@ -60,20 +62,22 @@ class Examination:
             script: The path of the Python file, or the name of the module.
             args: The script's own arguments.
             module: Whether `script` names a module.
-            policy: The text of the policy.
+            policy: The text of the policy; without one, those of the script count, and
+                "mixed_float16" where it has none.
             every: At each how many steps to look closely.
             steps: After how many steps to stop, 0 for not at all.
         """
         asked = Script(script, tuple(args), module)
         asked.check("doctor")
-        runnable_policy(policy, "doctor")
+        chosen = DEFAULT_POLICY if policy is None else policy.strip()
+        runnable_policy(chosen, "doctor")
         for name, value, least, remedy in (
             ("--every", every, 1, "Write --every 100."),
             ("--steps", steps, 0, "Write --steps 200, or leave it out to train to the end."),
         ):
             if value < least:
                 raise UsageError(f"doctor needs {name} >= {least}, got {value}. {remedy}")
-        return cls(asked, policy.strip(), every, steps)
+        return cls(asked, chosen, policy is not None, every, steps)
 
 
 class _Enough(Exception):
@@ -87,7 +91,7 @@ def examine(asked: Examination, watcher: Watcher) -> Report:
         asked: What to examine.
         watcher: Shows how it goes.
     """
-    heard, kept = Heard(asked.policy), deque[str](maxlen=_KEPT_LINES)
+    heard, kept = Heard(asked.policy, asked.overrides), deque[str](maxlen=_KEPT_LINES)
 
     def on_event(line: str) -> None:
         message = json.loads(line)
@@ -116,6 +120,7 @@ def _job(asked: Examination) -> dict[str, Any]:
         "args": asked.script.args,
         "module": asked.script.module,
         "policy": asked.policy,
+        "overrides": asked.overrides,
         "seed": 0,
         "task": "doctor",
         "every": asked.every,

@@ -89,9 +89,9 @@ def _untrained(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
     if report.steps and _is_by_hand(report):
         text = "No optimizer was seen: each loss counts as a step, and no ranges were looked at."
         yield Finding("note", text)
-    if report.steps and evidence.run.ineffective:
+    if report.steps and evidence.ineffective:
         why = why_ineffective(evidence.run)
-        text = f"{report.policy} did not take effect, because {why}. {LIKELY_REASONS}"
+        text = f"{evidence.run.policy} did not take effect, because {why}. {LIKELY_REASONS}"
         yield Finding("error", text)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from halfstep.core import Cast, Exponents, Range, Ranges, Report, Step
-from halfstep.launch import RunLog, RunResult
+from halfstep.launch import RunLog, RunResult, policy_text
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Evidence:
         unseen: Step and reason of each that could not be looked at.
         frameworks: Which frameworks the script has imported.
         notes: What there is to say of how it ran.
+        overrides: Whether the policy was to win over those of the script itself.
     """
 
     report: Report
@@ -49,6 +50,13 @@ class Evidence:
     unseen: tuple[tuple[int, str], ...] = ()
     frameworks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    overrides: bool = True
+
+    @property
+    def ineffective(self) -> bool:
+        """Whether nothing ran under the policy, and the script chose no other one itself."""
+        chosen = self.run.torch_amp or self.run.region_policies
+        return self.run.ineffective and (self.overrides or not chosen)
 
 
 Findings: TypeAlias = Callable[[Evidence], Report]
@@ -60,6 +68,7 @@ class Heard:
 
     Args:
         policy: The text of the policy that it trains under.
+        overrides: Whether that wins over the policies of the script itself.
 
     Example:
         >>> heard = Heard("mixed_float16")
@@ -69,6 +78,7 @@ class Heard:
     """
 
     policy: str
+    overrides: bool = True
     _steps: list[Step] = field(default_factory=list)
     _looks: list[Look] = field(default_factory=list)
     _unseen: list[tuple[int, str]] = field(default_factory=list)
@@ -119,7 +129,7 @@ class Heard:
         last = sampled[-1] if sampled else Report(script="", policy="")
         report = Report(
             script=script,
-            policy=self.policy,
+            policy=self.policy if self.overrides else policy_text(run),
             versions=run.versions,
             device=run.device,
             date=run.date,
@@ -132,7 +142,8 @@ class Heard:
             error=error,
         )
         looks, unseen = tuple(self._looks), tuple(self._unseen)
-        return findings(Evidence(report, run, looks, unseen, self._frameworks, tuple(self._notes)))
+        others = (self._frameworks, tuple(self._notes), self.overrides)
+        return findings(Evidence(report, run, looks, unseen, *others))
 
     def _add_steps(self, report: dict[str, Any]) -> None:
         self._steps += Report.from_dict(report).steps

@@ -21,6 +21,7 @@ class Job:
         optimizer: What a model is trained with that does not say so itself.
         every: At each how many steps to look closely.
         steps: After how many steps to stop, 0 for not at all.
+        overrides: Whether the policy wins over what the script itself asks for.
     """
 
     script: str
@@ -33,6 +34,7 @@ class Job:
     optimizer: str = ""
     every: int = 0
     steps: int = 0
+    overrides: bool = True
 
     def to_text(self) -> str:
         """Returns the job as one command-line argument."""

@@ -39,8 +39,9 @@ class Session:
 
     Args:
         send: Receives one message at a time, JSON types only.
-        policy: What the script trains under, whatever it passes to halfstep itself; "" leaves
-            the choice to it, and else to the framework's front-end.
+        policy: What the script trains under; "" leaves the choice to it, and else to the
+            framework's front-end.
+        overrides: Whether the policy wins over what the script passes to halfstep itself.
         seed: What the random generators are seeded with, None to leave them alone.
         memory: Whether to tell what is kept after the first steps.
         meet: Learns what measures, each time that a framework was imported.
@@ -51,11 +52,13 @@ class Session:
         send: Send,
         *,
         policy: str,
+        overrides: bool = True,
         seed: int | None = None,
         memory: bool = False,
         meet: Callable[[Probe], object] | None = None,
     ) -> None:
         self._send, self._policy, self._seed = send, policy, seed
+        self._overrides = overrides
         self._probe: Probe = NoProbe()
         self._met: dict[str, Any] = {}
         self._used, self._looks_at_memory = "", memory
@@ -67,7 +70,7 @@ class Session:
         self._send({"kind": "start", "date": datetime.now(UTC).isoformat(timespec="seconds")})
         self._send_versions()
         core.subscribe(self._recorder)
-        if self._policy:
+        if self._policy and self._overrides:
             self._override()
         if self._seed is not None:
             random.seed(self._seed)

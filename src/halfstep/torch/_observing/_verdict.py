@@ -7,8 +7,9 @@ from halfstep.core import Format
 from halfstep.torch._observing._ran import Key, Ran, Value
 from halfstep.torch._observing._step import Step
 
-# More than half of the numbers are lost, and none is so large that the others would not matter.
-_LOST, _MATTERS = 0.5, 2.0**-10
+# More than half of the numbers are lost, and none is so much larger than what the format holds with
+# all of its digits that the others would not matter.
+_LOST, _MATTERS = 0.5, 16.0
 # What is so much smaller than the product of what it is computed of has cancelled out.
 _ROUNDING = 2.0**-16
 _PRODUCTS = ("add", "attention", "conv", "matmul", "multiply", "softmax", "subtract")
@@ -117,5 +118,5 @@ def _is_lost(value: Value, full: Value) -> bool:
         return False
     there, left = full.held.nonzeros, value.held.nonzeros
     largest = full.held.largest
-    small = largest is not None and largest < _MATTERS
+    small = largest is not None and largest < _MATTERS * Format.named(value.dtype).min_normal
     return small and there > 0 and left < there * _LOST
