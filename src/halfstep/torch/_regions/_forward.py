@@ -64,7 +64,10 @@ class Forward:
         releases = self.region._releases or ()
         for each in releases:
             each.call()
-        output = self.region._handler.call(lambda: self._enter(self, args, kwargs), args, kwargs)
+        kept = self.region._handler.keep(args, kwargs)
+        output = self._enter(self, args, kwargs)
+        if kept is not None:
+            kept.watch(output)
         for each in releases:
             each.left(output)
         return output

@@ -1,15 +1,13 @@
 """A call of a region that can be made again, with the gradients that came back to it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from halfstep.torch._regions._tree import tensors_in, with_tensors
-
-_Output = TypeVar("_Output")
 
 
 class Repeated:
@@ -27,12 +25,11 @@ class Repeated:
         self._drawn = torch.get_rng_state(), get_device_states(*tensors)
         self._gradients: dict[int, Tensor] = {}
 
-    def watched(self, output: _Output) -> _Output:
-        """Returns an output, and keeps the gradients that come back to it."""
+    def watch(self, output: Any) -> None:
+        """Keeps the gradients that come back to an output."""
         for place, tensor in enumerate(tensors_in(output)):
             if tensor.requires_grad:
                 tensor.register_hook(self._keeper(place))
-        return output
 
     def _keeper(self, place: int) -> Callable[[Tensor], None]:
         def keep(gradient: Tensor) -> None:

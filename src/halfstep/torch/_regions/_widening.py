@@ -8,19 +8,19 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from halfstep.core import Fault, Policy, Rule, Rules, emit, levels_to_user, listening
+from halfstep.torch._private import never_compile
 from halfstep.torch._regions._repeated import Repeated
 from halfstep.torch._scaling._steps import StepRecord
 
 if TYPE_CHECKING:
     from halfstep.torch._region import Region
 
-_Output = TypeVar("_Output")
 # Finds the rules that let calls of a model, at so many times its scale, be made without a fault.
 Search = Callable[[nn.Module, list[Repeated], float], tuple[Fault, tuple[Rule, ...]] | None]
 
@@ -37,9 +37,9 @@ class WidenedRegionWarning(UserWarning):
 class Skipping:
     """Leaves it at skipping steps."""
 
-    def call(self, forward: Callable[[], _Output], args: Any, kwargs: Any) -> _Output:
-        """Runs a forward."""
-        return forward()
+    def keep(self, args: Any, kwargs: Any) -> Repeated | None:
+        """Returns what a call is kept as, None where nothing is to be found out about it."""
+        return None
 
     def step(self, region: "Region", record: StepRecord) -> None:
         """Takes notice of what a step did."""
@@ -68,13 +68,12 @@ class Widening(Skipping):
         # The scale before such a row, None for the first one.
         self._scale: float | None = None
 
-    def call(self, forward: Callable[[], _Output], args: Any, kwargs: Any) -> _Output:
-        """Runs a forward, and keeps the call if it is to be looked into."""
+    def keep(self, args: Any, kwargs: Any) -> Repeated | None:
+        """Returns what a call is kept as, None where nothing is to be found out about it."""
         if not self._looks() or len(self._calls) == _MOST_CALLS:
-            return forward()
-        repeated = Repeated(args, kwargs)
-        self._calls.append(repeated)
-        return repeated.watched(forward())
+            return None
+        self._calls.append(Repeated(args, kwargs))
+        return self._calls[-1]
 
     def _looks(self) -> bool:
         ready = self._row >= _PATIENCE and torch.is_grad_enabled()
@@ -131,3 +130,8 @@ def with_rules(policy: Policy, rules: tuple[Rule, ...]) -> Policy:
 
 def _with_rule(rules: Rules, rule: Rule) -> Rules:
     return rules.with_rule(**rule.to_dict())
+
+
+# They run around what is compiled; as frames of their own they are noise.
+for _function in (Skipping.keep, Widening.keep):
+    never_compile(_function)
