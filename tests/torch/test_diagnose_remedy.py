@@ -176,3 +176,19 @@ def test_a_scale_that_no_region_reaches_is_no_remedy():
         mean(model, batch).backward()
         optimizer.step()
     assert not names["region"].last_step.skipped
+
+
+def test_a_logarithm_is_not_left_out_of_a_loss():
+    """Else a prediction that is quite wrong would cost nothing."""
+    model = nn.Linear(4, 1)
+    nn.init.constant_(model.weight, 30.0)
+    batch = torch.ones(8, 4), (torch.arange(8) % 2).float()
+
+    def entropy(model, batch):
+        chances, wanted = torch.sigmoid(model(batch[0])).squeeze(-1), batch[1]
+        return -(wanted * torch.log(chances) + (1 - wanted) * torch.log(1 - chances)).mean()
+
+    fault = diagnose(model, batch, entropy, policy="mixed_float16").first
+    assert (fault.operation, fault.phase) == ("log", "forward")
+    safe, _, _ = fault.remedy.partition("  #")
+    assert eval(safe, {"torch": torch, "h": torch.zeros(1)}).item() < -80

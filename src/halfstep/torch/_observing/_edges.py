@@ -13,6 +13,8 @@ from halfstep.core import Format
 _SAFE = """\
 safe = torch.where({taken}, h, {instead})  # h is what goes into {word}
 torch.where({taken}, {call}, 0)"""
+# A logarithm that is left out would make a loss of nothing where a prediction is quite wrong.
+_CLAMPED = "torch.{word}(h.clamp(min=torch.finfo(h.dtype).tiny))  # h is what goes into {word}"
 _VANISHES = "epsilon = {epsilon:g}  # what is smaller than {least:.2g} vanishes in {dtype}"
 _ROUNDS = "epsilon = {epsilon:g}  # 1 - epsilon is 1 in {dtype} for what is below {least:.2g}"
 
@@ -28,14 +30,16 @@ class Edge:
         is_there: Whether numbers are at the edge, one by one.
         operand: Which of the operands is meant.
         rounds: Whether it is met where a number near 1 is rounded to 1, and not only near 0.
+        form: How it is kept off, as text about the others.
     """
 
     taken: str
-    instead: int
+    instead: float
     call: str
     is_there: Callable[[Any], Any]
     operand: int = 0
     rounds: bool = False
+    form: str = _SAFE
 
     def met(self, args: tuple[Any, ...]) -> bool:
         """Returns whether a call of the operation meets the edge."""
@@ -53,7 +57,7 @@ class Edge:
 
     def safe(self, word: str) -> str:
         """Returns how to call the operation only where it has a value."""
-        return _SAFE.format(taken=self.taken, instead=self.instead, word=word, call=self.call)
+        return self.form.format(taken=self.taken, instead=self.instead, word=word, call=self.call)
 
     def epsilon(self, dtype: str) -> tuple[float, str]:
         """Returns a number that a format can tell from the edge, and how it is written."""
@@ -73,7 +77,7 @@ def _at_zero(h: Any) -> Any:
 
 
 def _log(word: str) -> Edge:
-    return Edge("h > 0", 1, f"torch.{word}(safe)", _up_to_zero, rounds=True)
+    return Edge("h > 0", 2.0**-14, "", _up_to_zero, rounds=True, form=_CLAMPED)
 
 
 EDGES = {
