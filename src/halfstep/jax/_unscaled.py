@@ -5,6 +5,7 @@ from typing import Any
 
 from halfstep.core import levels_to_user
 from halfstep.jax._interpret import REGION
+from halfstep.jax._linear import linear_p
 from halfstep.jax._ops import FAMILY_OF, plain_name
 from halfstep.jax._private import is_of_gradient, sub_jaxprs
 
@@ -50,5 +51,5 @@ def _is_product_of_backward(equation: Any) -> bool:
 
 def _holds_one(equation: Any) -> bool:
     # A region in there scales by itself, and so does its derivative.
-    scales = equation.primitive.name == "halfstep_linear" or equation.params.get("name") == REGION
+    scales = equation.primitive is linear_p or equation.params.get("name") == REGION
     return not scales and any(map(_goes_back, sub_jaxprs(equation.params)))
