@@ -100,7 +100,8 @@ class Watch:
     """What `watch` has seen so far.
 
     Example:
-        >>> seen = watch(torch.nn.Linear(2, 1))
+        >>> from torch import nn
+        >>> seen = watch(nn.Linear(2, 1))
         >>> print(seen)
         no step was looked at
     """
