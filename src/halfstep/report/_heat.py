@@ -1,7 +1,7 @@
 """Which exponents the numbers of each module have, as rows of a heat map."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -39,6 +39,27 @@ def heat_maps(report: Report) -> list[dict[str, Any]]:
     ordered = sorted(report.ranges.rows, key=_place)
     maps = groupby(ordered, lambda row: row.role)
     return [_heat_map(report, role, list(rows)) for role, rows in maps]
+
+
+def opened(report: Report, maps: Sequence[Mapping[str, Any]]) -> int:
+    """Returns which of the heat maps to begin with: one in which there is something to see.
+
+    Args:
+        report: Whose heat maps they are.
+        maps: What `heat_maps` returned.
+
+    Example:
+        >>> from halfstep.core import Exponents, Ranges
+        >>> lost, found = Exponents(nans=4), Exponents({0: 4}, largest=1.5)
+        >>> rows = Range("head", "output", found, found), Range("head", "grad_output", lost, lost)
+        >>> report = Report(script="a.py", policy="float32", ranges=Ranges(rows))
+        >>> opened(report, heat_maps(report))
+        0
+    """
+    fault = report.diagnosis.first
+    wanted = ("grad_output", "output") if fault is None else (visible(fault.role), "output")
+    seen = {each["role"]: place for place, each in enumerate(maps) if each["exponents"]}
+    return next((seen[role] for role in (*wanted, *seen) if role in seen), 0)
 
 
 def windows() -> dict[str, dict[str, float]]:
@@ -88,4 +109,7 @@ def _row(report: Report, row: Range, exponents: Sequence[int]) -> dict[str, Any]
         "scale": report.power_of(row),
         "counts": [counts.get(exponent, 0) for exponent in exponents],
         "total": row.reference.total,
+        "infs": row.run.infs,
+        "nans": row.run.nans,
+        "ran": row.run.total,
     }

@@ -10,12 +10,26 @@ from typing import Any
 
 from halfstep.core import LOW_FORMATS, Report
 from halfstep.errors import MissingExtraError
-from halfstep.report._heat import heat_maps, phase, windows
+from halfstep.report._heat import heat_maps, opened, phase, windows
+from halfstep.report._magnitudes import (
+    broken_text,
+    is_known,
+    largest_text,
+    lost_text,
+    zero_text,
+)
 from halfstep.report._numbers import bytes_text, number
-from halfstep.report._shares import share_text
 from halfstep.report._timeline import timeline
 from halfstep.report._visible import visible
-from halfstep.report._words import fault_line, headline, outcome
+from halfstep.report._words import (
+    UNNAMED,
+    end_text,
+    fault_line,
+    figures,
+    headline,
+    outcome,
+    telling,
+)
 
 _NEEDED = ("jinja2", "plotly")
 _MOST_SKIPS = 500
@@ -57,18 +71,27 @@ def page(report: Report) -> str:
         ('<!doctype html>', False, True)
     """
     check_page()
-    scripts = [_plotly(), _read("page.js")]
+    scripts = [_plotly(), _script()]
     text = _template().render(
         report=report,
         style=_read("page.css"),
         scripts=scripts,
         hashes=list(map(_hash, scripts)),
-        data=embedded(
-            {"timeline": timeline(report), "heat": heat_maps(report), "windows": windows()}
-        ),
+        data=embedded(_data(report)),
     )
     # A name may hold half of a pair, which no file can.
     return str(text).encode("utf-8", "replace").decode()
+
+
+def _data(report: Report) -> dict[str, Any]:
+    maps = heat_maps(report)
+    return {
+        "timeline": timeline(report),
+        "heat": maps,
+        "opened": opened(report, maps),
+        "windows": windows(),
+        "unnamed": UNNAMED,
+    }
 
 
 def embedded(data: Any) -> str:
@@ -101,16 +124,24 @@ def _template() -> Any:
         "paragraphs": lambda text: visible(text, lines=True),
         "number": number,
         "bytes": bytes_text,
-        "share": share_text,
+        "largest": largest_text,
+        "zero": zero_text,
+        "known": is_known,
         "phase": phase,
         "line": fault_line,
+        "end": end_text,
     }
     environment.globals |= {
+        "figures": figures,
         "headline": headline,
         "most": _MOST_SKIPS,
         "outcome": outcome,
+        "telling": telling,
+        "lost": lost_text,
+        "broken": broken_text,
         "formats": LOW_FORMATS,
         "by_bytes": _by_bytes,
+        "unnamed": UNNAMED,
     }
     return environment.from_string(_read("page.html"))
 
@@ -124,6 +155,12 @@ def _plotly() -> str:
 
     # The one way in which a script could end its element too early.
     return _one_kind_of_line_end(get_plotlyjs()).replace("</script", "<\\/script")
+
+
+def _script() -> str:
+    # Functions first: what is at the end of the last part calls them.
+    parts = "\n".join(map(_read, ("timeline.js", "heat.js", "page.js")))
+    return f'"use strict";\n(() => {{\n{parts}}})();\n'
 
 
 def _read(name: str) -> str:

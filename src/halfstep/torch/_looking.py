@@ -188,7 +188,8 @@ class Looking:
                 target = (*row.outputs, "")[0]
                 others = [each for each in dict.fromkeys(row.inputs) if each != target]
                 source = " ".join(others) or target
-                yield Cast(row.operation, row.module, row.casts, source, target, row.cast_bytes)
+                name = row.module or type(model).__name__
+                yield Cast(row.operation, name, row.casts, source, target, row.cast_bytes)
 
     @contextlib.contextmanager
     def _unseen(self) -> Iterator[None]:
