@@ -72,14 +72,10 @@ FAULT = Fault("a", "matmul", "backward", "grad_weight", "inf", "float16", (2,), 
 )
 def test_it_opens_on_what_there_is_to_see(roles, seen, faults, first):
     rows = [row("a", role, ONE if role in seen else NOTHING) for role in roles]
-    report = Report(
-        script="a.py",
-        policy="b",
-        ranges=Ranges(tuple(rows)),
-        diagnosis=Diagnosis((FAULT,) * faults),
-    )
+    told = Diagnosis((FAULT,) * faults)
+    report = Report(script="a.py", policy="b", ranges=Ranges(tuple(rows)), diagnosis=told)
     found = heat_maps(report)
-    assert found[opened(report, found)]["role"] == first
+    assert found[opened(report, found)["role"]]["role"] == first
 
 
 def test_names_are_made_visible():

@@ -5,7 +5,16 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from halfstep.core import BACKWARD, FORMATS, FORWARD, Format, Range, Report
+from halfstep.core import (
+    BACKWARD,
+    FORMATS,
+    FORWARD,
+    LOW_FORMATS,
+    Fault,
+    Format,
+    Range,
+    Report,
+)
 from halfstep.report._visible import visible
 
 # In this order they are looked at.
@@ -41,12 +50,16 @@ def heat_maps(report: Report) -> list[dict[str, Any]]:
     return [_heat_map(report, role, list(rows)) for role, rows in maps]
 
 
-def opened(report: Report, maps: Sequence[Mapping[str, Any]]) -> int:
-    """Returns which of the heat maps to begin with: one in which there is something to see.
+def opened(report: Report, maps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns what to begin with: a heat map with something to see, and the format to compare with.
 
     Args:
         report: Whose heat maps they are.
         maps: What `heat_maps` returned.
+
+    Returns:
+        The place of the map as "role"; as "format" that of the first fault, where its tensor was in
+        a wider one before, else "own", the one in use.
 
     Example:
         >>> from halfstep.core import Exponents, Ranges
@@ -54,12 +67,19 @@ def opened(report: Report, maps: Sequence[Mapping[str, Any]]) -> int:
         >>> rows = Range("head", "output", found, found), Range("head", "grad_output", lost, lost)
         >>> report = Report(script="a.py", policy="float32", ranges=Ranges(rows))
         >>> opened(report, heat_maps(report))
-        0
+        {'role': 0, 'format': 'own'}
     """
     fault = report.diagnosis.first
     wanted = ("grad_output", "output") if fault is None else (visible(fault.role), "output")
     seen = {each["role"]: place for place, each in enumerate(maps) if each["exponents"]}
-    return next((seen[role] for role in (*wanted, *seen) if role in seen), 0)
+    chosen = next((seen[role] for role in (*wanted, *seen) if role in seen), 0)
+    forms = {row.form for row in report.ranges.rows if _is_of(fault, row)}
+    is_cast = fault is not None and forms == {"float32"} and fault.dtype in LOW_FORMATS
+    return {"role": chosen, "format": fault.dtype if fault and is_cast else "own"}
+
+
+def _is_of(fault: Fault | None, row: Range) -> bool:
+    return fault is not None and (row.module, row.role) == (fault.module, fault.role)
 
 
 def windows() -> dict[str, dict[str, float]]:

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from importlib.util import find_spec
@@ -10,7 +11,7 @@ from typing import Any
 
 from halfstep.core import LOW_FORMATS, Report
 from halfstep.errors import MissingExtraError
-from halfstep.report._heat import heat_maps, opened, phase, windows
+from halfstep.report._heat import heat_maps, opened, windows
 from halfstep.report._magnitudes import (
     broken_text,
     is_known,
@@ -121,13 +122,13 @@ def _template() -> Any:
     )
     environment.filters |= {
         "visible": visible,
+        "breakable": _breakable,
         "paragraphs": lambda text: visible(text, lines=True),
         "number": number,
         "bytes": bytes_text,
         "largest": largest_text,
         "zero": zero_text,
         "known": is_known,
-        "phase": phase,
         "line": fault_line,
         "end": end_text,
     }
@@ -144,6 +145,14 @@ def _template() -> Any:
         "unnamed": UNNAMED,
     }
     return environment.from_string(_read("page.html"))
+
+
+def _breakable(path: str) -> Any:
+    """Returns a path as text that may go on in the next line after each of its parts."""
+    from markupsafe import Markup, escape
+
+    parts = re.findall(r"[^._]*[._]|[^._]+", visible(path))
+    return Markup("<wbr>").join(map(escape, parts))
 
 
 def _by_bytes(casts: Sequence[Any]) -> list[Any]:

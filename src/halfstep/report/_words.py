@@ -48,7 +48,7 @@ def figures(report: Report) -> dict[str, str]:
     found = {
         "Steps": number(len(report.steps)),
         "Skipped": number(len(report.skipped)),
-        "Loss": _span(losses, " → "),
+        "Loss": _span(losses, " → ").replace("nan", "NaN"),
         "Losses not finite": number(broken) if broken else "",
         "Loss scale": _span(scales, " → "),
     }
@@ -118,7 +118,7 @@ def _curves(report: Report) -> tuple[list[float], list[float]]:
 
 def _span(values: list[float], joint: str) -> str:
     """Returns the first and the last value, or one where they are the same, "" without any."""
-    ends = [number(values[0]), number(values[-1])] if values else []
+    ends = [number(value) for value in (*values[:1], *values[-1:])]
     return joint.join(dict.fromkeys(ends))
 
 

@@ -1,17 +1,26 @@
 // The heat map, module by exponent.
 
+// Each part of a path keeps its two ends: which layer it is, is in the middle of the path.
 function shortened(name, most) {
-  const letters = Array.from(name);
-  if (letters.length <= most) return name;
-  const kept = most - 1, front = Math.floor(kept / 3);
-  return letters.slice(0, front).join("") + "…" + letters.slice(letters.length - (kept - front)).join("");
+  const parts = name.split(".").map((part) => Array.from(part));
+  const room = (limit) => parts.reduce((all, part) => all + Math.min(part.length, limit), parts.length - 1);
+  let limit = Math.max(...parts.map((part) => part.length));
+  while (limit > 3 && room(limit) > most) limit -= 1;
+  const found = parts.map((part) => cut(part, limit)).join(".");
+  return cut(Array.from(found), most);
+}
+
+function cut(letters, most) {
+  if (letters.length <= most) return letters.join("");
+  const front = Math.ceil((most - 1) / 2);
+  return letters.slice(0, front).join("") + "…" + letters.slice(letters.length - (most - 1 - front)).join("");
 }
 
 function drawHeat() {
   const map = data.heat[$("role").value];
   const rows = map.rows.slice().reverse();
   const places = rows.map((_, index) => index);
-  const most = narrow() ? 14 : 40;
+  const most = Math.min(64, Math.max(18, Math.round(window.innerWidth / 22)));
   // Where there is no room for every name, the first one is at the top and the others show on hovering.
   const every = Math.ceil(rows.length * 11 / (height(rows) - 60));
   const labelled = places.filter((place) => (rows.length - 1 - place) % every === 0);
@@ -95,23 +104,31 @@ function backward() {
   return data.heat[$("role").value].phase === "backward";
 }
 
+// Each line lies on a broader one, so that it is seen on light cells and on dark ones.
 function edges(rows) {
-  const line = (name, dash) => {
-    const x = [], y = [];
-    rows.forEach((row, index) => {
-      // A cell reaches half an exponent to either side of its middle.
-      const end = windowOf(row)[name] - 0.5;
-      if (index && x[x.length - 1] !== end) {
-        x.push(null);
-        y.push(null);
-      }
-      x.push(end, end);
-      y.push(index - 0.5, index + 0.5);
-    });
-    return { x, y, name, mode: "lines", hoverinfo: "skip", cliponaxis: true,
-      line: { color: colour("--ink"), width: 1.25, dash, shape: "linear" } };
-  };
-  return [line("zero", "solid"), line("subnormal", "dash"), line("largest", "dot")];
+  const ends = [["zero", "solid"], ["subnormal", "dash"], ["largest", "dot"]];
+  return ends.flatMap(([name, dash]) => {
+    const points = edge(rows, name), common = { ...points, mode: "lines", hoverinfo: "skip", cliponaxis: true };
+    return [
+      { ...common, name: "around", line: { color: colour("--card"), width: 4 } },
+      { ...common, name, line: { color: colour("--ink"), width: 1.25, dash, shape: "linear" } },
+    ];
+  });
+}
+
+function edge(rows, name) {
+  const x = [], y = [];
+  rows.forEach((row, index) => {
+    // A cell reaches half an exponent to either side of its middle.
+    const end = windowOf(row)[name] - 0.5;
+    if (index && x[x.length - 1] !== end) {
+      x.push(null);
+      y.push(null);
+    }
+    x.push(end, end);
+    y.push(index - 0.5, index + 0.5);
+  });
+  return { x, y };
 }
 
 function note(map) {
@@ -140,9 +157,10 @@ function prepareHeat() {
     data.heat.forEach((map, index) => map.phase === phase && group.append(option(index, titled(map))));
     if (group.children.length) $("role").append(group);
   }
-  $("role").value = data.opened;
+  $("role").value = data.opened.role;
   $("format").append(option("own", "the one in use"), ...["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"].map((each) => option(each, each)));
   $("scale").append(option("own", "the one in force"));
+  $("format").value = data.opened.format;
   for (let power = 0; power <= 24; power += 4) $("scale").append(option(power, `2^${power}`));
   const choose = () => { $("scale").disabled = !backward(); drawHeat(); };
   for (const name of ["role", "format", "scale"]) $(name).addEventListener("change", choose);

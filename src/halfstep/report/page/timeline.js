@@ -19,10 +19,10 @@ function drawTimeline() {
     text: skipped.map(([number, why]) => `step ${number} skipped<br>${plain(why)}`),
   }];
   Plotly.react("timeline", traces, layout({
-    height: hasLoss && hasScale ? 380 : 260,
+    height: finite.length && hasScale ? 380 : 260,
     xaxis: { title: { text: "step" }, anchor: hasScale ? "y2" : "y", range: around(step), ...whole(step) },
-    yaxis: { title: { text: hasLoss ? "loss" : "" }, domain: top, visible: hasLoss || !hasScale,
-      ...(finite.length ? {} : { showticklabels: false, range: [-1, 1] }) },
+    yaxis: { title: { text: hasLoss ? "loss" : "" }, domain: top, tickformat: ".4~g", visible: hasLoss || !hasScale,
+      ...(finite.length ? {} : { showticklabels: false, showgrid: false, range: [-1, 1] }) },
     yaxis2: { title: { text: "loss scale" }, domain: bottom, type: "log", dtick: "D2", exponentformat: "power",
       ...powers(scale) },
     annotations: finite.length ? [] : [{
