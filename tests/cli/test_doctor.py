@@ -212,7 +212,7 @@ def test_an_overflow_that_a_later_operation_hides(capsys):
     assert "error: Net: Multiply made inf in the forward pass, in float16" in out
     assert "train.py, line" not in out
     assert "train.py:" in out
-    assert out.count("with_rule(") == 1
+    assert out.count("write:") == 1
     table = out.partition("or are not finite")[2]
     assert [line.split()[:2] for line in table.splitlines()[3:4]] == [["Net", "output"]]
 

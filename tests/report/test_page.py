@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from halfstep.core import Diagnosis, Exponents, Range, Ranges, Report, Step
+from halfstep.core import Diagnosis, Exponents, Finding, Range, Ranges, Report, Step
 from halfstep.errors import MissingExtraError
 from halfstep.report import check_page, page
 from halfstep.report._numbers import UNKNOWN
@@ -131,6 +131,13 @@ def test_a_fault_is_told_once_with_what_finds_it():
     assert alone.count("with_rule(") == alone.count('id="fault"') == 1
     assert "blocks.3.mlp.expand: matmul made inf" in alone
     assert "Nothing that needs mending" not in alone
+
+
+def test_findings_of_the_same_remedy_tell_it_once():
+    alike = [Finding("warning", "Its updates are lost.", name, "masters") for name in "abc"]
+    text = page(Report(script="a.py", policy="b", findings=tuple(alike)))
+    assert text.count("<code>masters</code>") == 1
+    assert text.count("Write the same as above.") == 2
 
 
 def test_what_was_not_finite_is_not_called_zero():

@@ -50,9 +50,11 @@ def test_the_first_fault_is_told_in_full_where_it_is_found():
 
 
 def test_a_fault_that_no_finding_tells_of_has_a_place_of_its_own():
-    lines = printed(dataclasses.replace(REPORT, findings=()))
+    other = Finding("warning", "It loses more.", "head", FAULT.remedy)
+    lines = printed(dataclasses.replace(REPORT, findings=(other,)))
     start = lines.index("first fault") + 1
     assert lines[start : start + 3] == str(FAULT).splitlines()[:3]
+    assert lines.index("  write:") < lines.index("  write: as above")
 
 
 def test_a_remedy_is_told_once():
@@ -60,6 +62,13 @@ def test_a_remedy_is_told_once():
     others = dataclasses.replace(REPORT, findings=())
     assert sum(first in line for line in printed(REPORT)) == 1
     assert sum(first in line for line in printed(others)) == 1
+
+
+def test_findings_of_the_same_remedy_tell_it_once():
+    alike = [Finding("warning", "Its updates are lost.", name, "masters='split'") for name in "abc"]
+    lines = printed(Report(script="a.py", policy="b", findings=tuple(alike)))
+    assert lines.count("  masters='split'") == 1
+    assert lines.count("  write: as above") == 2
 
 
 def test_what_is_to_be_pasted_stays_in_its_line():

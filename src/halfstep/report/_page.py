@@ -28,6 +28,7 @@ from halfstep.report._words import (
     fault_line,
     figures,
     headline,
+    is_repeated,
     outcome,
     telling,
 )
@@ -135,6 +136,7 @@ def _template() -> Any:
     environment.globals |= {
         "figures": figures,
         "headline": headline,
+        "is_repeated": is_repeated,
         "most": _MOST_SKIPS,
         "outcome": outcome,
         "telling": telling,

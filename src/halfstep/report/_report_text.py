@@ -12,7 +12,7 @@ from halfstep.report._numbers import number
 from halfstep.report._report_tables import casts_table, ranges_table
 from halfstep.report._sparkline import sparkline
 from halfstep.report._visible import visible
-from halfstep.report._words import fault_line, headline, outcome, telling
+from halfstep.report._words import fault_line, headline, is_repeated, outcome, telling
 
 _CURVE_WIDTH = 32
 _SHOWN_LINES = 8
@@ -45,16 +45,16 @@ class ReportText:
         """Yields its parts."""
         report = self.report
         yield from _head(report, ascii_only=options.ascii_only)
-        if report.findings or not report.error:
-            yield Text(f"\n{outcome(report)}", style="bold")
-        for finding in report.findings:
-            yield from _finding(finding, report)
-        yield from _failure(report)
         if report.diagnosis and telling(report) is None:
             yield Text("\nfirst fault", style="bold")
             yield Text(fault_line(report.diagnosis.faults[0]))
             yield from _fault(report)
             yield from _pasted(report.diagnosis.faults[0].remedy)
+        if report.findings or not (report.error or report.diagnosis):
+            yield Text(f"\n{outcome(report)}", style="bold")
+        for finding in report.findings:
+            yield from _finding(finding, report)
+        yield from _failure(report)
         yield from ranges_table(report, ascii_only=options.ascii_only)
         yield from casts_table(report)
 
@@ -75,7 +75,10 @@ def _finding(finding: Finding, report: Report) -> Iterator[RenderableType]:
     yield Text.assemble((finding.severity, _STYLES[finding.severity]), f": {text}")
     if finding is telling(report):
         yield from _fault(report)
-    yield from _pasted(finding.remedy)
+    if is_repeated(finding, report):
+        yield Text("  write: as above")
+    else:
+        yield from _pasted(finding.remedy)
 
 
 def _failure(report: Report) -> Iterator[RenderableType]:

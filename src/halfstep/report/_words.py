@@ -85,6 +85,22 @@ def telling(report: Report) -> Finding | None:
     return next((each for each in report.findings if (each.module, each.remedy) == told), None)
 
 
+def is_repeated(finding: Finding, report: Report) -> bool:
+    """Returns whether a finding has the remedy of one that is told before it.
+
+    Example:
+        >>> one, two = (Finding("warning", "It is lost.", name, "x = 1") for name in "ab")
+        >>> report = Report(script="a.py", policy="float16", findings=(one, two))
+        >>> is_repeated(one, report), is_repeated(two, report)
+        (False, True)
+    """
+    fault = report.diagnosis.first
+    if fault is not None and telling(report) is None and fault.remedy == finding.remedy:
+        return bool(finding.remedy)
+    first = next(each for each in report.findings if each.remedy == finding.remedy)
+    return bool(finding.remedy) and first is not finding
+
+
 def fault_line(fault: Fault) -> str:
     """Returns what a fault is, in a line.
 
