@@ -36,7 +36,7 @@ def test_a_number_is_whole_or_its_column_is_named_as_left_out(width):
 
 
 def test_names_are_broken_and_stay_complete():
-    lines = printed(48)
+    lines = printed(56)
     assert left_out(lines) == []
     assert NAME in "".join(line.split(" ")[0] for line in lines[2:])
 

@@ -132,6 +132,15 @@ def test_the_tensor_of_the_first_fault_is_always_there_and_the_first():
     assert table(printed(broken()))[0] == ["stem", "output", UNKNOWN, "yes", "0", UNKNOWN]
 
 
+def test_what_a_forward_pass_made_comes_before_what_follows_from_it():
+    report = broken("counted")
+    lost = Exponents(nans=9)
+    forward = [Range(name, "output", lost, lost, "float16") for name in ("head", "a")]
+    ranges = Ranges((*report.ranges.rows, *forward))
+    names = [row[0] for row in table(printed(dataclasses.replace(report, ranges=ranges)))]
+    assert names[:4] == ["stem", "head", "a", "layer0"]
+
+
 def test_what_was_not_finite_is_not_called_zero():
     rows = table(printed(broken()))
     assert rows[1] == ["layer0", "grad_output", UNKNOWN, "0", "all", "512", "NaN"]

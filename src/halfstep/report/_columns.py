@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 _UNBOUNDED = 10_000
-_NARROWEST_NAME = 8
+_NARROWEST_NAME = 12
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,10 @@ def _is_of(fault: Fault | None, row: Range) -> bool:
 def _losing(report: Report) -> list[Range]:
     def loss(row: Range) -> tuple[bool, int, float]:
         broken = row.run.infs + row.run.nans
-        # What a forward pass has made comes first: NaN in all gradients is what follows.
-        return row.role in FORWARD and broken > 0, broken, report.lost(row)
+        # What a forward pass has made comes first and in its order: all gradients are NaN then.
+        if broken and row.role in FORWARD:
+            return True, 0, 0.0
+        return False, broken, report.lost(row)
 
     worth = [row for row in report.narrow.rows if loss(row) > (False, 0, _WORTH_TELLING)]
     return sorted(worth, key=loss, reverse=True)
