@@ -125,6 +125,7 @@ def test_standard_output_is_given_once():
         ("out.json", ".", "cannot be written to. Name a file in another folder"),
         ("kept.json", "kept.json", "it is there and must not be changed"),
         (".", None, "this is a folder. Name a file in it"),
+        ("/proc/none.json", None, "the system has no such file. Name another one"),
     ],
 )
 def test_why_a_file_cannot_be_written(tmp_path, monkeypatch, path, closed, why):

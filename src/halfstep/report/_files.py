@@ -53,6 +53,10 @@ def _why_not(path: str) -> str:
     reasons = (
         (target.is_dir(), "this is a folder. Name a file in it."),
         (
+            path.startswith(_SYSTEM_FOLDERS) and not Path(path).exists(),
+            "the system has no such file. Name another one.",
+        ),
+        (
             not place.exists(),
             f"there is no folder {place}. Create it first, or name another file.",
         ),
