@@ -23,6 +23,19 @@ def is_known(row: Range) -> bool:
     return row.reference.numbers > 0 or not _broken(row)
 
 
+def is_broken(report: Report) -> bool:
+    """Returns whether anything was inf or NaN as it ran.
+
+    Args:
+        report: Whose ranges are looked at.
+
+    Example:
+        >>> is_broken(Report(script="a.py", policy="mixed_float16"))
+        False
+    """
+    return any(row.run.infs or row.run.nans for row in report.ranges.rows)
+
+
 def _broken(row: Range) -> int:
     return sum(each.infs + each.nans for each in (row.run, row.reference))
 

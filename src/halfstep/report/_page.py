@@ -14,6 +14,7 @@ from halfstep.errors import MissingExtraError
 from halfstep.report._heat import heat_maps, opened, windows
 from halfstep.report._magnitudes import (
     broken_text,
+    is_broken,
     is_known,
     largest_text,
     lost_text,
@@ -24,6 +25,7 @@ from halfstep.report._timeline import timeline
 from halfstep.report._visible import visible
 from halfstep.report._words import (
     UNNAMED,
+    date_text,
     end_text,
     fault_line,
     figures,
@@ -132,6 +134,7 @@ def _template() -> Any:
         "known": is_known,
         "line": fault_line,
         "end": end_text,
+        "date": date_text,
     }
     environment.globals |= {
         "figures": figures,
@@ -144,6 +147,7 @@ def _template() -> Any:
         "broken": broken_text,
         "formats": LOW_FORMATS,
         "by_bytes": _by_bytes,
+        "is_broken": is_broken,
         "unnamed": UNNAMED,
     }
     return environment.from_string(_read("page.html"))

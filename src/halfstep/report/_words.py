@@ -1,6 +1,7 @@
 """What a report comes to, in a line or two."""
 
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -113,6 +114,17 @@ def fault_line(fault: Fault) -> str:
         name: visible(getattr(fault, name)) for name in ("module", "operation", "kind")
     }
     return visible(str(replace(fault, **words)).partition("\n")[0])
+
+
+def date_text(date: str) -> str:
+    """Returns a date in UTC as a person writes it, and any other text as it is.
+
+    Example:
+        >>> date_text("2026-11-30T14:05:09+00:00"), date_text("today")
+        ('2026-11-30 14:05 UTC', 'today')
+    """
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(:\d\d)?\+00:00", date)
+    return f"{found[1]} {found[2]} UTC" if found else visible(date)
 
 
 def end_text(fault: Fault) -> str:

@@ -141,7 +141,7 @@ function note(map) {
       if (map.exponents[index] > ends.largest) over += count;
     });
   }
-  const part = (count) => `${Number((100 * count / all).toPrecision(3))} %`;
+  const part = (count) => `${Number((100 * count / all).toPrecision(3))}\u00a0%`;
   $("heat-note").textContent = !all ? "None of the numbers of these tensors is finite and not 0." : `Of the numbers of these tensors that are not 0, ${part(lost)} become 0 and ${part(over)} become inf.`;
 }
 
