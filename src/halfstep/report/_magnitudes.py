@@ -8,8 +8,8 @@ from halfstep.report._shares import share_text
 def is_known(row: Range) -> bool:
     """Returns whether there are magnitudes in float32.
 
-    What was not finite as it ran has none where nothing finite came back to the model: then the
-    zeros of the step in float32 stand for gradients that are not known.
+    Where what came back to a model was not finite there are none, and no zero beside inf or NaN
+    is told as a magnitude.
 
     Args:
         row: The numbers of a tensor.
