@@ -25,14 +25,14 @@ function drawHeat() {
   const every = Math.ceil(rows.length * 11 / (height(rows) - 60));
   const labelled = places.filter((place) => (rows.length - 1 - place) % every === 0);
   const lines = edges(rows), notFinite = brokenPart(rows);
-  const ends = notFinite.length ? (narrow() ? 0.78 : 0.9) : 1;
+  const ends = notFinite.length ? (narrow() ? 0.72 : 0.9) : 1;
   Plotly.react("heat", [magnitudes(map, rows), ...lines, ...notFinite], layout({
     height: height(rows), uirevision: $("role").value,
     margin: { l: 20, r: 12, t: 8, b: 44 },
     xaxis: { title: { text: "exponent of the true magnitude" }, range: reach(map, lines), tickprefix: "2<sup>", ticksuffix: "</sup>",
       showgrid: false, nticks: narrow() ? 5 : 12, tickangle: 0, domain: [0, ends] },
     xaxis2: { domain: [ends + 0.02, 1], range: [-0.5, 1.5], tickvals: [0, 1], ticktext: ["inf", "NaN"], showgrid: false,
-      tickangle: 0, fixedrange: true, tickfont: { size: 12, color: colour("--error") }, visible: notFinite.length > 0 },
+      tickangle: 0, fixedrange: true, tickfont: { size: narrow() ? 10 : 12, color: colour("--error") }, visible: notFinite.length > 0 },
     yaxis: {
       tickmode: "array", range: [-0.5, rows.length - 0.5], showgrid: false,
       tickvals: labelled, ticktext: labelled.map((place) => plain(shortened(rows[place].module || data.unnamed, most))),
