@@ -140,9 +140,17 @@ class Looking:
         if not found:
             return None
         model, first = found[0]
-        casts = () if self._told_casts else tuple(self._casts(model))
+        casts = () if self._told_casts else tuple(self._all_casts([each for each, _ in found]))
         self._told_casts = True
         return Seen(_together(found), _power(model, first, scale), casts)
+
+    def _all_casts(self, models: list[nn.Module]) -> Iterator[Cast]:
+        """Yields the casts of all models, below their names where there are several."""
+        for model in models:
+            kind = type(model).__name__
+            for cast in self._casts(model):
+                path = _below(kind, cast.module) if len(models) > 1 else cast.module
+                yield with_changes(cast, module=path or kind)
 
     def _ranges(self, model: nn.Module, loss_fn: Callable[..., Tensor]) -> Ranges:
         found = ranges(model, (), loss_fn, optimizer=self._optimizer(model))
@@ -192,8 +200,7 @@ class Looking:
                 target = (*row.outputs, "")[0]
                 others = [each for each in dict.fromkeys(row.inputs) if each != target]
                 source = " ".join(others) or target
-                name = row.module or type(model).__name__
-                yield Cast(row.operation, name, row.casts, source, target, row.cast_bytes)
+                yield Cast(row.operation, row.module, row.casts, source, target, row.cast_bytes)
 
     @contextlib.contextmanager
     def _unseen(self) -> Iterator[None]:
@@ -254,8 +261,12 @@ def _together(found: list[tuple[nn.Module, Ranges]]) -> Ranges:
     if len(found) == 1:
         return first
     rows = [
-        with_changes(row, module=f"{type(model).__name__}.{row.module}")
+        with_changes(row, module=_below(type(model).__name__, row.module))
         for model, each in found
         for row in each.rows
     ]
     return with_changes(first, rows=tuple(rows))
+
+
+def _below(name: str, path: str) -> str:
+    return f"{name}.{path}" if path else name
