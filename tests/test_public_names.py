@@ -105,6 +105,7 @@ NAMES = {
         "SharedInput",
         "Skip",
         "UNSCALED",
+        "WHAT_TO_CHECK",
         "explain_exit",
         "first_on_path",
         "policy_text",

@@ -1,15 +1,13 @@
-import contextlib
 import json
 import os
-import pty
 import signal
-import subprocess
 import sys
 
 import pytest
 
 from halfstep.cli import main
 from halfstep.launch import RunResult
+from tests.cli.interrupting import WAITING, interrupted
 from tests.launch.scripts import TRAINING, write
 
 
@@ -195,39 +193,12 @@ def test_wrong_usage(training, capsys, arguments, text):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_on_a_terminal(tmp_path, number):
-    waiting = "\nimport os, signal\nif low: print('pid', os.getpid(), 'x'); signal.pause()"
-    script = write(tmp_path / "train.py", TRAINING + waiting)
-    command = [sys.executable, "-c", "import sys; from halfstep.cli import main; sys.exit(main())"]
-    terminal, side = pty.openpty()
+    script = write(tmp_path / "train.py", TRAINING + "\nif low:" + WAITING)
     policies = ["--policy", "float32", "--policy", "mixed_float16"]
     options = ["--verbose", "--json", str(tmp_path / "out.json"), *policies]
-    process = subprocess.Popen(
-        [*command, "compare", script, *options],
-        stdin=subprocess.DEVNULL,
-        stdout=side,
-        stderr=side,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TERM": "xterm"},
-    )
-    os.close(side)
-    shown = _read_until(terminal, " x")
-    child = int(shown.split("pid ")[1].split()[0])
-    process.send_signal(number)
-    shown += _read_until(terminal, None)
-    os.close(terminal)
-    assert process.wait() == 130
+    code, shown = interrupted(["compare", script, *options], number)
+    assert code == 130
     assert "interrupted" in shown
     assert "last loss" in shown  # of the run that was done
     assert len(json.loads((tmp_path / "out.json").read_text())["runs"]) == 1
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
-    with pytest.raises(ProcessLookupError):
-        os.kill(child, 0)
-
-
-def _read_until(terminal, mark):
-    shown = ""
-    with contextlib.suppress(OSError):  # how Linux tells that the other side is closed
-        while (chunk := os.read(terminal, 4096)) and (mark is None or mark not in shown):
-            shown += chunk.decode()
-            if mark and mark in shown:
-                break
-    return shown

@@ -2,12 +2,14 @@
 
 import json
 import os
+import signal
 import sys
 
 import pytest
 
 from halfstep.cli import main
 from halfstep.core import Policy, Report, Rules
+from tests.cli.interrupting import WAITING, interrupted
 from tests.launch.scripts import TRAINING, write
 
 MODEL = """
@@ -115,23 +117,57 @@ def test_a_script_that_fails(tmp_path, capsys):
 @pytest.mark.usefixtures("no_framework")
 def test_a_script_that_trains_nothing(tmp_path, capsys):
     assert doctor(write(tmp_path / "train.py", "print('x')\n")) == 1
-    assert "error: Nothing was trained: neither PyTorch nor Keras" in capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
+    assert "error: Nothing was trained: neither PyTorch nor Keras was imported. Looked for" in out
+    assert "Check that it trains under plain python with the same arguments" in out
+
+
+@pytest.mark.usefixtures("no_framework")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_stops_it_gets_what_was_seen_so_far(tmp_path, number):
+    training = write(tmp_path / "train.py", f"{TRAINING}\nif True:{WAITING}")
+    options = ["--verbose", "--json", "a.json", "--html", "a.html"]
+    code, shown = interrupted(["doctor", training, *options], number)
+    assert code == 130
+    assert "halfstep: interrupted" in shown
+    assert "20 steps, 1 skipped" in shown
+    assert "stopped before its end" in shown
+    report = Report.from_dict(json.loads((tmp_path / "a.json").read_text()))
+    assert (report.stopped, len(report.steps), report.error) == (True, 20, "")
+    assert report.device
+    assert "Stopped before its end" in (tmp_path / "a.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("no_framework")
+def test_what_was_stopped_before_its_first_step_is_not_called_untrained(tmp_path):
+    script = write(tmp_path / "train.py", f"if True:{WAITING}")
+    _, shown = interrupted(["doctor", script, "--verbose"], signal.SIGINT)
+    assert "0 steps, none skipped; stopped before its end" in shown
+    assert "Nothing was trained" not in shown
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (["none.py"], "doctor needs the path of a Python script, got 'none.py'"),
+        (["."], "doctor needs a Python file, got '.', which is not a file"),
         (["train.py", "--every", "0"], "doctor needs --every >= 1, got 0"),
+        (["train.py", "--steps", "0"], "doctor needs --steps >= 1, got 0. Write --steps 200, or"),
+        (["train.py", "--policy", "float17"], "'float17'"),
+        (["train.py", "--policy", ""], "got ''"),
+        (["train.py", "--html", ""], "--html needs a file in a folder that exists"),
+        (["train.py", "--html", "."], "'.': this is a folder. Name a file in it."),
+        (["train.py", "--json", "-", "--html", "-"], "--html needs an output of its own, got '-'"),
         (["train.py", "--html", "none/a.html"], "--html needs a file in a folder that exists"),
         (["train.py", "--json", "none/a.json"], "--json needs a file in a folder that exists"),
         (["train.py", "--lr", "1"], "go after --: halfstep doctor SCRIPT -- ..."),
     ],
 )
 def test_wrong_usage(tmp_path, capsys, arguments, text):
-    write(tmp_path / "train.py", TRAINING)
+    write(tmp_path / "train.py", "open('ran', 'w')")
     assert doctor(*arguments) == 2
     assert text in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_missing_extra_is_told_before_anything_runs(tmp_path, capsys, monkeypatch):
@@ -156,13 +192,29 @@ def test_a_healthy_training(capsys):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("with_torch")
+def test_what_the_model_itself_casts_is_told_under_its_class(capsys):
+    text = MODEL.replace("self.leave(hidden", "self.leave.weight.sum() + self.leave(hidden")
+    text = text.replace("self.leave(hidden", "hidden @ self.leave.weight.T + self.leave(hidden")
+    with open("train.py", "w") as file:
+        file.write(text.replace("FACTOR", "1.0").replace("SMALL", "1.0"))
+    doctor("train.py", "--json", "a.json", "--", "2")
+    assert "(the model)" not in capsys.readouterr().out
+    with open("a.json") as file:
+        casts = Report.from_dict(json.load(file)).casts
+    assert "Net" in {cast.module for cast in casts}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("with_torch")
 def test_an_overflow_that_a_later_operation_hides(capsys):
     assert doctor(script(factor=3e5), "--steps", "6", "--", "100") == 1
     out = capsys.readouterr().out
     assert "error: Net: Multiply made inf in the forward pass, in float16" in out
     assert "train.py, line" not in out
-    assert "train.py:" in out.partition("first fault")[2]
-    assert "with_rule(" in out
+    assert "train.py:" in out
+    assert out.count("write:") == 1
+    table = out.partition("or are not finite")[2]
+    assert [line.split()[:2] for line in table.splitlines()[3:4]] == [["Net", "output"]]
 
 
 @pytest.mark.slow

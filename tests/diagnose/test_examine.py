@@ -45,7 +45,7 @@ def test_the_steps_of_a_script(tmp_path):
 def test_it_stops_after_so_many_steps(tmp_path):
     report, _ = run(tmp_path, TRAINING + "while True: pass\n", steps=5)
     assert len(report.steps) == 5
-    assert report.error == ""
+    assert (report.error, report.stopped) == ("", False)
 
 
 @pytest.mark.usefixtures("no_framework")
@@ -56,7 +56,7 @@ def test_whoever_interrupts_it_gets_what_was_found_so_far(tmp_path):
 
     script = write(tmp_path / "train.py", "print('ready', flush=True)\nwhile True: pass\n")
     report = examine(Examination.of(script), Impatient())
-    assert (report.error, report.steps) == ("", ())
+    assert (report.error, report.steps, report.stopped) == ("", (), True)
 
 
 @pytest.mark.usefixtures("no_framework")
@@ -76,7 +76,7 @@ def test_a_process_that_dies_without_a_word_is_told_of(tmp_path):
     ("options", "error", "text"),
     [
         ({"every": 0}, UsageError, "doctor needs --every >= 1, got 0"),
-        ({"steps": -1}, UsageError, "doctor needs --steps >= 0, got -1"),
+        ({"steps": 0}, UsageError, "doctor needs --steps >= 1, got 0"),
         ({"policy": "float17"}, PolicyError, "float17"),
         (
             {"policy": "compute_dtype=float64"},

@@ -144,7 +144,8 @@ def test_updates_that_round_to_nothing():
 def test_nothing_was_trained():
     report = Report(script="a.py", policy="mixed_float16")
     (error,) = found(report, run=RunResult(policy="mixed_float16")).findings
-    assert error.text == "Nothing was trained: neither PyTorch nor Keras was imported."
+    assert error.text.startswith("Nothing was trained: neither PyTorch nor Keras was imported. ")
+    assert "its own go after --" in error.text
     failed = Report(script="a.py", policy="mixed_float16", error="ValueError: oh")
     assert told(found(failed, run=RunResult(policy="mixed_float16"))) == []
 

@@ -231,6 +231,16 @@ def test_the_signals_of_a_terminal(folder):
     assert codes[0] == codes[1] == -signal.SIGINT  # 130 in a shell
 
 
+def test_a_file_that_cannot_be_read(tmp_path, monkeypatch):
+    path = tmp_path / "train.py"
+    path.write_text("")
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.R_OK)
+    with pytest.raises(
+        UsageError, match=r"doctor needs a Python file that can be read.*chmod u\+r"
+    ):
+        Script(str(path)).check("doctor")
+
+
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(UsageError, match=r"run needs the path .* which does not exist"):
         Script("no.py").check("run")

@@ -111,4 +111,30 @@ def test_a_file_of_the_same_command_is_kept(tmp_path):
         with pytest.raises(UsageError, match="which would replace"):
             check_writable(str(path), "--json", str(script))
     check_writable(str(tmp_path / "other.json"), "--json", str(script), None)
-    check_writable("-", "--html", str(script), "-")
+
+
+def test_standard_output_is_given_once():
+    with pytest.raises(UsageError, match="--html needs an output of its own, got '-'"):
+        check_writable("-", "--html", "train.py", "/dev/stdout")
+
+
+@pytest.mark.parametrize(
+    ("path", "closed", "why"),
+    [
+        ("missing/out.json", None, "there is no folder .*missing. Create it first"),
+        ("out.json", ".", "cannot be written to. Name a file in another folder"),
+        ("kept.json", "kept.json", "it is there and must not be changed"),
+        (".", None, "this is a folder. Name a file in it"),
+        ("/proc/none.json", None, "the system has no such file. Name another one"),
+    ],
+)
+def test_why_a_file_cannot_be_written(tmp_path, monkeypatch, path, closed, why):
+    (tmp_path / "kept.json").write_text("{}")
+    # Not by its mode: root may write anywhere.
+    shut = None if closed is None else os.path.realpath(tmp_path / closed)
+    access = os.access
+    monkeypatch.setattr(
+        os, "access", lambda each, mode: os.path.realpath(each) != shut and access(each, mode)
+    )
+    with pytest.raises(UsageError, match=why):
+        check_writable(str(tmp_path / path))

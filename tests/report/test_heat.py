@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from halfstep.core import FORMATS, Exponents, Range, Ranges, Report
-from halfstep.report._heat import heat_maps, phase, windows
+from halfstep.core import FORMATS, Diagnosis, Exponents, Fault, Range, Ranges, Report
+from halfstep.report._heat import heat_maps, opened, phase, windows
 
 ONE, TWO = Exponents({-3: 1, 1: 4}, zeros=2, largest=3.0), Exponents({-5: 1}, largest=0.04)
 
@@ -42,6 +42,40 @@ def test_tensors_of_nothing_but_zeros():
     (found,) = maps(row("a", "output", Exponents(zeros=4)))
     assert found["exponents"] == []
     assert found["rows"][0]["counts"] == []
+
+
+def test_what_was_not_finite_is_counted_as_it_ran():
+    run = Exponents({0: 2}, infs=1, nans=3, largest=1.0)
+    (found,) = maps(Range("a", "output", ONE, run))
+    assert [found["rows"][0][name] for name in ("infs", "nans", "ran")] == [1, 3, 6]
+
+
+NOTHING = Exponents(zeros=4)
+FAULT = Fault("a", "matmul", "backward", "grad_weight", "inf", "float16", (2,), 9.0)
+
+
+@pytest.mark.parametrize(
+    ("roles", "seen", "faults", "first"),
+    [
+        (["output", "grad_output"], ["output", "grad_output"], 0, "grad_output"),
+        (["output", "grad_output"], ["output"], 0, "output"),
+        (["weight", "grad_input"], ["grad_input"], 0, "grad_input"),
+        (
+            ["output", "grad_output", "grad_weight"],
+            ["output", "grad_weight"],
+            1,
+            "grad_weight",
+        ),
+        (["output", "grad_output", "grad_weight"], ["output"], 1, "output"),
+        (["output"], [], 0, "output"),
+    ],
+)
+def test_it_opens_on_what_there_is_to_see(roles, seen, faults, first):
+    rows = [row("a", role, ONE if role in seen else NOTHING) for role in roles]
+    told = Diagnosis((FAULT,) * faults)
+    report = Report(script="a.py", policy="b", ranges=Ranges(tuple(rows)), diagnosis=told)
+    found = heat_maps(report)
+    assert found[opened(report, found)["role"]]["role"] == first
 
 
 def test_names_are_made_visible():

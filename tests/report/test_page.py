@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from halfstep.core import Diagnosis, Report, Step
+from halfstep.core import Diagnosis, Exponents, Finding, Range, Ranges, Report, Step
 from halfstep.errors import MissingExtraError
 from halfstep.report import check_page, page
+from halfstep.report._numbers import UNKNOWN
 from halfstep.report._page import embedded
 from tests.report.reports import HOSTILE, REPORT, hostile
 
@@ -114,16 +115,53 @@ def test_an_empty_report_has_no_empty_section():
 
 def test_all_parts_of_a_full_report_are_there():
     text, outline = page(REPORT), Outline(page(REPORT))
-    sections = ["findings", "fault", "steps", "ranges", "modules", "casts"]
+    sections = ["findings", "steps", "ranges", "casts", "modules"]
     assert [it["id"] for _, it in outline.named("section")] == sections
     assert REPORT.findings[1].text in text
     assert "train.py:41 (forward)" in text
     assert "1 error, 1 warning, 1 note" in text
 
 
+def test_a_fault_is_told_once_with_what_finds_it():
+    text = page(REPORT)
+    assert text.count("with_rule(") == 1
+    assert text.count('id="fault"') == 1
+    assert text.index('id="fault"') < text.index("train.py:41 (forward)") < text.index("31 % of")
+    alone = page(dataclasses.replace(REPORT, findings=()))
+    assert alone.count("with_rule(") == alone.count('id="fault"') == 1
+    assert "blocks.3.mlp.expand: matmul made inf" in alone
+    assert "Nothing that needs mending" not in alone
+
+
+def test_findings_of_the_same_remedy_tell_it_once():
+    alike = [Finding("warning", "Its updates are lost.", name, "masters") for name in "abc"]
+    text = page(Report(script="a.py", policy="b", findings=tuple(alike)))
+    assert text.count("<code>masters</code>") == 1
+    assert text.count("Write the same as above.") == 2
+
+
+def test_what_was_not_finite_is_not_called_zero():
+    zeros, broken = Exponents(zeros=8), Exponents(nans=5, infs=3)
+    report = Report(
+        script="a.py",
+        policy="b",
+        ranges=Ranges((Range("head", "grad_output", zeros, broken, "float16"),)),
+    )
+    cells = re.findall(r"<td class=\"n[^>]*>([^<]*)", page(report))
+    assert cells[:5] == ["8", "NaN", UNKNOWN, "3", "5"]
+    assert set(cells[5:]) == {UNKNOWN}
+
+
+def test_that_it_was_stopped_is_said():
+    report = Report(script="a.py", policy="b", steps=(Step(1),))
+    assert "Stopped before its end" not in page(report)
+    assert "Stopped before its end" in page(dataclasses.replace(report, stopped=True))
+
+
 def test_an_underflow_is_told_in_its_own_words():
     fault = dataclasses.replace(REPORT.diagnosis.first, kind="underflow", role="grad_input")
-    text = page(dataclasses.replace(REPORT, diagnosis=Diagnosis((fault,))))
+    text = page(dataclasses.replace(REPORT, diagnosis=Diagnosis((fault,)), findings=()))
+    assert "which begins at 6e-08" in text
     assert "most of the gradient of its input became zero in matmul" in text
     assert "made underflow" not in text
 
@@ -190,5 +228,5 @@ def test_the_parts_of_the_page_are_in_the_wheel(tmp_path):
 
     names = zipfile.ZipFile(wheel).namelist()
     parts = {f"halfstep/report/page/{each.name}" for each in FOLDER.iterdir()}
-    assert len(parts) == 3
+    assert len(parts) == 5
     assert parts <= set(names)

@@ -1,11 +1,13 @@
 import dataclasses
 import io
+import re
 
 import pytest
 from rich.console import Console
 
-from halfstep.core import Exponents, Finding, Range, Ranges, Report, Step
+from halfstep.core import Diagnosis, Exponents, Finding, Range, Ranges, Report, Step
 from halfstep.report import ReportText
+from halfstep.report._numbers import UNKNOWN
 from halfstep.report._visible import visible
 from tests.report.reports import FAULT, REPORT, hostile
 
@@ -30,16 +32,29 @@ def test_what_there_is_to_do_comes_first():
     lines = printed(REPORT)
     assert lines[0].startswith("train.py: 120 steps, 3 skipped; loss 2.522 to 0.1825; scale 65536")
     assert lines[1].startswith("  loss █")
-    assert lines[4:7] == ["1 error, 1 warning, 1 note", lines[5], "  write:"]
+    assert lines[4] == "1 error, 1 warning, 1 note"
     assert lines[5] == f"error: {FAULT.module}: Its output does not fit into float16."
-    assert lines[7:9] == [f"  {line}" for line in REPORT.findings[0].remedy.splitlines()]
+    start = lines.index("  write:") + 1
+    assert lines[start : start + 2] == [f"  {it}" for it in REPORT.findings[0].remedy.splitlines()]
 
 
-def test_the_first_fault_is_told_in_full():
+def test_the_first_fault_is_told_in_full_where_it_is_found():
     lines = printed(REPORT)
+    start = lines.index(f"error: {FAULT.module}: Its output does not fit into float16.") + 1
+    assert lines[start : start + 4] == [
+        *str(FAULT).splitlines()[1:3],
+        "  at loss scale 65536",
+        "  after it: head: softmax made nan in the forward pass, in float16, which ends at 65504",
+    ]
+    assert "first fault" not in lines
+
+
+def test_a_fault_that_no_finding_tells_of_has_a_place_of_its_own():
+    other = Finding("warning", "It loses more.", "head", FAULT.remedy)
+    lines = printed(dataclasses.replace(REPORT, findings=(other,)))
     start = lines.index("first fault") + 1
     assert lines[start : start + 3] == str(FAULT).splitlines()[:3]
-    assert any(line.startswith("after it: head: softmax made nan") for line in lines)
+    assert lines.index("  write:") < lines.index("  write: as above")
 
 
 def test_a_remedy_is_told_once():
@@ -47,6 +62,13 @@ def test_a_remedy_is_told_once():
     others = dataclasses.replace(REPORT, findings=())
     assert sum(first in line for line in printed(REPORT)) == 1
     assert sum(first in line for line in printed(others)) == 1
+
+
+def test_findings_of_the_same_remedy_tell_it_once():
+    alike = [Finding("warning", "Its updates are lost.", name, "masters='split'") for name in "abc"]
+    lines = printed(Report(script="a.py", policy="b", findings=tuple(alike)))
+    assert lines.count("  masters='split'") == 1
+    assert lines.count("  write: as above") == 2
 
 
 def test_what_is_to_be_pasted_stays_in_its_line():
@@ -81,7 +103,61 @@ def test_the_casts_of_the_most_bytes():
     assert lines[start + 3].split()[-2:] == ["96", "KiB"]
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
+def table(lines):
+    """Returns the words of the rows of the first table."""
+    start = next(index for index, line in enumerate(lines) if "or are not finite" in line)
+    rows = lines[start + 3 :]
+    return [line.split() for line in rows[: [*rows, ""].index("")]]
+
+
+def broken(*more):
+    """Returns a report of a fault whose gradients, which are many, are NaN."""
+    one, lost = Exponents({0: 9}, largest=1.0), Exponents(zeros=512)
+    fault = dataclasses.replace(FAULT, module="stem")
+    rows = [Range(f"layer{each}", "grad_output", lost, Exponents(nans=512)) for each in range(20)]
+    made = Range("stem", "output", one, Exponents({0: 8}, infs=1, largest=1.0), "float16")
+    ranges = Ranges((*rows, *(Range(each.module, "output", one, one, "float16") for each in rows)))
+    rows = (*ranges.rows, *([made] if "counted" in more else []))
+    return Report(
+        script="a.py",
+        policy="b",
+        diagnosis=Diagnosis((fault,)),
+        ranges=Ranges(rows),
+        steps=(Step(1),),
+    )
+
+
+def test_the_tensor_of_the_first_fault_is_always_there_and_the_first():
+    assert table(printed(broken("counted")))[0] == ["stem", "output", "0", "%", "1", "0", "1"]
+    assert table(printed(broken()))[0] == ["stem", "output", UNKNOWN, "yes", "0", UNKNOWN]
+
+
+def test_what_a_forward_pass_made_comes_before_what_follows_from_it():
+    report = broken("counted")
+    lost = Exponents(nans=9)
+    forward = [Range(name, "output", lost, lost, "float16") for name in ("head", "a")]
+    ranges = Ranges((*report.ranges.rows, *forward))
+    names = [row[0] for row in table(printed(dataclasses.replace(report, ranges=ranges)))]
+    assert names[:4] == ["stem", "head", "a", "layer0"]
+
+
+def test_what_was_not_finite_is_not_called_zero():
+    rows = table(printed(broken()))
+    assert rows[1] == ["layer0", "grad_output", UNKNOWN, "0", "all", "512", "NaN"]
+    line = "layer0 | grad_output |        - |   0 | all 512 |     NaN"
+    assert line in printed(broken(), 80, "ascii")
+
+
+def test_a_narrow_terminal_lacks_columns_in_a_known_order():
+    found = []
+    for width in range(70, 14, -1):
+        text = " ".join(printed(broken("counted"), width))
+        found += re.findall(r"no room for: ([\w, ]+?)  ", f"{text}  ")[:1]
+    lacking = [name for names in dict.fromkeys(found) for name in names.split(", ")]
+    assert list(dict.fromkeys(lacking)) == ["largest", "become 0", "inf", "NaN", "tensor"]
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 def test_every_terminal_has_room(width, encoding):
     for report in (REPORT, hostile(), Report(script="a.py", policy="float32")):

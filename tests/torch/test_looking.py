@@ -169,10 +169,30 @@ def test_what_was_broken_after_the_model_comes_back_to_it(looking):
     assert looking.entered_broken
 
 
+def test_gradients_that_came_back_broken_are_counted_as_such(looking):
+    model = model_of()
+    prepare(model, torch.optim.SGD(model.parameters(), 0.1), policy="mixed_float16")
+    (model(batch()[0]) / 0.0).sum().backward()
+    seen = looking.ranges(65536.0).ranges
+    rows = {(row.module, row.role): row.run for row in seen.rows}
+    assert rows["last", "grad_output"].nans + rows["last", "grad_output"].infs == 32
+    assert rows["last", "output"].nans == rows["last", "output"].zeros == 0
+    assert seen.entering == 0.0
+
+
 def test_several_models_have_their_names_before_their_modules(looking):
     one, two = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 2))
     two(one(batch()[0])).sum().backward()
     assert looking.ranges(1.0).ranges.modules == ("Linear.Linear", "Sequential.0")
+
+
+def test_the_casts_of_each_model_are_told_below_its_name(looking):
+    one, two = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 2))
+    for model in (one, two):
+        prepare(model, torch.optim.SGD(model.parameters(), 0.1), policy="mixed_float16")
+    two(one(batch()[0])).sum().backward()
+    casts = looking.ranges(65536.0).casts
+    assert {cast.module for cast in casts} == {"Linear", "Sequential.0"}
 
 
 def test_calls_without_gradients_and_parts_of_calls_are_not_kept(looking):

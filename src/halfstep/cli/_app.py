@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from halfstep import __version__
-from halfstep.cli._compare import INTERRUPTED, compare
+from halfstep.cli._compare import compare
 from halfstep.cli._doctor import doctor
+from halfstep.cli._interruptions import INTERRUPTED
 from halfstep.cli._memory import memory
 from halfstep.cli._rules import rules
 from halfstep.cli._run import SETTINGS, run

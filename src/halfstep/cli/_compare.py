@@ -2,8 +2,7 @@
 
 import contextlib
 import re
-import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
@@ -11,6 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from halfstep.cli._consoles import output, progress
+from halfstep.cli._interruptions import INTERRUPTED, terminated_like_interrupted
+from halfstep.cli._options import IsModule, JsonFile, ScriptArgs, ScriptName, Verbose
 from halfstep.core import Policy
 from halfstep.launch import LIKELY_REASONS, RunResult, why_untrained
 from halfstep.report import FittingTable, Progress, check_writable, is_stdout, write_json
@@ -29,20 +30,12 @@ _SHOWN_LINES = 8
 _FAILED = 1
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")  # differs from process to process
 _FLOAT32 = Policy.named("float32")
-INTERRUPTED = 130
 
 
 def compare(
-    script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="A Python training script, or with -m a module.")
-    ],
-    args: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="-- ARGS", help="The script's own arguments, after --."),
-    ] = None,
-    module: Annotated[
-        bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")
-    ] = False,
+    script: ScriptName,
+    args: ScriptArgs = None,
+    module: IsModule = False,
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -57,17 +50,8 @@ def compare(
         int, typer.Option(metavar="N", help="Runs per policy, to know what chance does.")
     ] = 1,
     seed: Annotated[int, typer.Option(metavar="S", help="The first seed.")] = 0,
-    json: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write all that was measured to a file; - is standard output, and the table then "
-            "goes to standard error.",
-        ),
-    ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show what the script prints.")
-    ] = False,
+    json: JsonFile = None,
+    verbose: Verbose = False,
 ) -> int:
     """Run a training script once per policy and show the results side by side.
 
@@ -92,20 +76,10 @@ def _run(comparison: Comparison, verbose: bool) -> list[RunResult]:
     names = [f"{policy}, seed {seed}" for policy, seed in comparison.plan]
     runs: list[RunResult] = []
     shown = Progress(progress(), names)
-    with contextlib.suppress(KeyboardInterrupt), _terminated_like_interrupted(), shown:
+    with contextlib.suppress(KeyboardInterrupt), terminated_like_interrupted(), shown:
         for run in run_all(comparison, _Lines(shown, verbose)):
             runs.append(run)  # one by one: an interruption keeps those that are done
     return runs
-
-
-@contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Lets a scheduler that ends the job still get what was measured, and ends the run as well."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class _Lines:

@@ -7,6 +7,8 @@ import typer
 from rich.text import Text
 
 from halfstep.cli._consoles import messages, output, progress
+from halfstep.cli._interruptions import INTERRUPTED, terminated_like_interrupted
+from halfstep.cli._options import IsModule, JsonFile, ScriptArgs, ScriptName, Verbose
 from halfstep.core import Report
 from halfstep.diagnose import DEFAULT_POLICY, Examination, examine
 from halfstep.errors import MissingExtraError
@@ -28,16 +30,9 @@ _HINT = "--html doctor.html writes all of it as a page: every step, every tensor
 
 
 def doctor(
-    script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="A Python training script, or with -m a module.")
-    ],
-    args: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="-- ARGS", help="The script's own arguments, after --."),
-    ] = None,
-    module: Annotated[
-        bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")
-    ] = False,
+    script: ScriptName,
+    args: ScriptArgs = None,
+    module: IsModule = False,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -52,58 +47,48 @@ def doctor(
         typer.Option(metavar="N", help="Look closely at each N-th step, and at the first ones."),
     ] = 100,
     steps: Annotated[
-        int,
+        int | None,
         typer.Option(
             metavar="N",
             help="Stop after so many steps. Default: train to the end.",
             show_default=False,
         ),
-    ] = 0,
-    json: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write all that was found to a file; - is standard output, and the text then goes "
-            "to standard error.",
-        ),
     ] = None,
+    json: JsonFile = None,
     html: Annotated[
         str | None,
         typer.Option(
             metavar="FILE", help="Write all that was found as a page, which opens without network."
         ),
     ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show what the script prints.")
-    ] = False,
+    verbose: Verbose = False,
 ) -> int:
     """Train a script in low precision and explain what becomes of its numbers.
 
     Where the first inf or NaN comes from, which gradients become 0, what is cast, and what to write
     instead, in scripts of PyTorch, Keras and JAX. The exit code is 1 if there is something to mend.
-    Ctrl-C ends the training and shows what was found so far.
+    Ctrl-C ends the training, shows and writes what was found so far, and makes the exit code 130.
     """
     asked = Examination.of(
         script, args or (), module=module, policy=policy, every=every, steps=steps
     )
     _check_files(script, json, html)
     _check_framework()
-    report = _examine(asked, verbose)
-    console = output(to_stderr=any(path is not None and is_stdout(path) for path in (json, html)))
-    console.print()
-    console.print(ReportText(report), crop=False)
+    with terminated_like_interrupted():
+        report = _examine(asked, verbose)
+    _show(report, to_stderr=any(map(is_stdout, filter(None, (json, html)))))
     if json:
         write_json(json, report.to_dict())
     if html:
         write_text(html, page(report), "--html")
     _tell_files(json, html)
-    return _FOUND if _is_grave(report) else 0
+    return INTERRUPTED if report.stopped else _FOUND if _is_grave(report) else 0
 
 
 def _check_files(script: str, json: str | None, html: str | None) -> None:
-    if json:
+    if json is not None:
         check_writable(json, "--json", script)
-    if html:
+    if html is not None:
         check_page()
         check_writable(html, "--html", script, json)
 
@@ -124,6 +109,12 @@ def _examine(asked: Examination, verbose: bool) -> Report:
         text = report.error.splitlines()[-1] if failed else headline(report)
         shown.finish(0, text, failed=failed)
     return report
+
+
+def _show(report: Report, *, to_stderr: bool) -> None:
+    console = output(to_stderr=to_stderr)
+    console.print()
+    console.print(ReportText(report), crop=False)
 
 
 class _Line:

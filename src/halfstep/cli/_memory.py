@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from halfstep.cli._consoles import output, progress
+from halfstep.cli._options import JsonFile, ScriptArgs
 from halfstep.errors import MissingExtraError
 from halfstep.report import (
     FittingTable,
@@ -43,10 +44,7 @@ def memory(
             "PACKAGE.MODULE:CALLABLE, which returns a model, or a model and example inputs.",
         ),
     ],
-    args: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="-- ARGS", help="The script's own arguments, after --."),
-    ] = None,
+    args: ScriptArgs = None,
     module: Annotated[
         bool, typer.Option("-m", help="TARGET is the name of a module, as in python -m.")
     ] = False,
@@ -59,14 +57,7 @@ def memory(
             show_default=False,
         ),
     ] = None,
-    json: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write all that was measured to a file; - is standard output, and the tables then "
-            "go to standard error.",
-        ),
-    ] = None,
+    json: JsonFile = None,
 ) -> int:
     """Show what training keeps in memory: bytes per parameter and activation, by layout.
 

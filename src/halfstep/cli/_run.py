@@ -10,6 +10,7 @@ import typer
 
 from halfstep.cli._consoles import messages
 from halfstep.cli._ending import show_ending
+from halfstep.cli._options import IsModule, ScriptName
 from halfstep.errors import MissingExtraError
 from halfstep.launch import RunResult, Script, runnable_policy
 from halfstep.report import check_writable, is_stdout, write_json
@@ -19,16 +20,12 @@ SETTINGS = {"allow_interspersed_args": False}  # what follows SCRIPT is the scri
 
 
 def run(
-    script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="A Python training script, or with -m a module.")
-    ],
+    script: ScriptName,
     args: Annotated[
         list[str] | None,
         typer.Argument(metavar="ARGS", help="All that follows is the script's own."),
     ] = None,
-    module: Annotated[
-        bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")
-    ] = False,
+    module: IsModule = False,
     policy: Annotated[
         str | None,
         typer.Option(

@@ -56,7 +56,7 @@ class Cast:
 
     Args:
         operation: The operation.
-        module: The dotted path of the module, empty for the outermost one.
+        module: The dotted path of the module; the name of its class for the outermost one.
         count: How many casts there were.
         source: The format that was cast.
         target: The format that it was cast to.
@@ -125,6 +125,7 @@ class Report:
         casts: What the rules cast in one step.
         findings: What there is to know, the gravest first.
         error: Why the script failed, empty where it did not.
+        stopped: Whether somebody stopped the script before its end.
 
     Example:
         >>> report = Report(script="train.py", policy="mixed_float16", steps=(Step(1), Step(2)))
@@ -145,6 +146,7 @@ class Report:
     casts: tuple[Cast, ...] = ()
     findings: tuple[Finding, ...] = ()
     error: str = ""
+    stopped: bool = False
 
     def __post_init__(self) -> None:
         for fault in self.diagnosis.faults:

@@ -54,7 +54,7 @@ class Examination:
         module: bool = False,
         policy: str | None = None,
         every: int = 100,
-        steps: int = 0,
+        steps: int | None = None,
     ) -> Self:
         """Returns the examination that a command line asks for, or says what is wrong with it.
 
@@ -65,19 +65,19 @@ class Examination:
             policy: The text of the policy; without one, those of the script count, and
                 "mixed_float16" where it has none.
             every: At each how many steps to look closely.
-            steps: After how many steps to stop, 0 for not at all.
+            steps: After how many steps to stop, None for not at all.
         """
         asked = Script(script, tuple(args), module)
         asked.check("doctor")
         chosen = DEFAULT_POLICY if policy is None else policy.strip()
         runnable_policy(chosen, "doctor")
-        for name, value, least, remedy in (
-            ("--every", every, 1, "Write --every 100."),
-            ("--steps", steps, 0, "Write --steps 200, or leave it out to train to the end."),
+        for name, value, remedy in (
+            ("--every", every, "Write --every 100."),
+            ("--steps", steps, "Write --steps 200, or leave it out to train to the end."),
         ):
-            if value < least:
-                raise UsageError(f"doctor needs {name} >= {least}, got {value}. {remedy}")
-        return cls(asked, chosen, policy is not None, every, steps)
+            if value is not None and value < 1:
+                raise UsageError(f"doctor needs {name} >= 1, got {value}. {remedy}")
+        return cls(asked, chosen, policy is not None, every, steps or 0)
 
 
 class _Enough(Exception):
@@ -104,14 +104,17 @@ def examine(asked: Examination, watcher: Watcher) -> Report:
         kept.append(line)
         watcher.output(line)
 
+    code, stopped = 0, False
     try:
         code = run_process(
             _job(asked), SharedInput(), child=_CHILD, on_event=on_event, on_output=on_output
         )
-    except (_Enough, KeyboardInterrupt):
-        code = 0  # Whoever ends a long training wants to know what was found so far.
+    except _Enough:
+        pass
+    except KeyboardInterrupt:
+        stopped = True  # Whoever ends a long training wants to know what was found so far.
     error = (heard.error or explain_exit(code, kept)) if code else ""
-    return heard.report(asked.script.name, error, findings)
+    return heard.report(asked.script.name, error, findings, stopped=stopped)
 
 
 def _job(asked: Examination) -> dict[str, Any]:

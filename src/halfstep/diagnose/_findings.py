@@ -15,7 +15,7 @@ from halfstep.core import (
     culprits_text,
 )
 from halfstep.diagnose._heard import Evidence, Look
-from halfstep.launch import LIKELY_REASONS, why_ineffective, why_untrained
+from halfstep.launch import LIKELY_REASONS, WHAT_TO_CHECK, why_ineffective, why_untrained
 from halfstep.report import share_text
 
 _MANY_LOST = 0.01
@@ -84,8 +84,10 @@ def _is_stuck(report: Report) -> bool:
 
 def _untrained(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
     report = evidence.report
-    if not report.steps and not report.error and evidence.frameworks != ("jax",):
-        yield Finding("error", f"Nothing was trained: {why_untrained(evidence.run)}.")
+    ended = not (report.error or report.stopped)
+    if not report.steps and ended and evidence.frameworks != ("jax",):
+        why = why_untrained(evidence.run)
+        yield Finding("error", f"Nothing was trained: {why}. {WHAT_TO_CHECK}")
     if report.steps and _is_by_hand(report):
         text = "No optimizer was seen: each loss counts as a step, and no ranges were looked at."
         yield Finding("note", text)

@@ -116,13 +116,16 @@ class Heard:
         """The traceback that the script ended with, "" where there was none."""
         return self._log.error
 
-    def report(self, script: str, error: str, findings: Findings) -> Report:
+    def report(
+        self, script: str, error: str, findings: Findings, *, stopped: bool = False
+    ) -> Report:
         """Returns what happened, once the process has ended.
 
         Args:
             script: What was run.
             error: Why it failed, "" where it did not.
             findings: Adds what there is to know.
+            stopped: Whether somebody ended it before its end.
         """
         run = self._log.result(exit_code=bool(error), error=error, seconds=0.0)
         sampled = [look.report for look in self._looks if not look.failed]
@@ -140,6 +143,7 @@ class Heard:
             power=last.power,
             casts=_first_casts(sampled),
             error=error,
+            stopped=stopped,
         )
         looks, unseen = tuple(self._looks), tuple(self._unseen)
         others = (self._frameworks, tuple(self._notes), self.overrides)

@@ -18,12 +18,13 @@ from halfstep.launch._script import Script, first_on_path, script_trace
 from halfstep.launch._serve import run_script, serve, telling_errors
 from halfstep.launch._session import Session
 from halfstep.launch._stdin import SharedInput
-from halfstep.launch._untrained import why_untrained
+from halfstep.launch._untrained import WHAT_TO_CHECK, why_untrained
 
 __all__ = [
     "LIKELY_REASONS",
     "NO_REGION",
     "UNSCALED",
+    "WHAT_TO_CHECK",
     "Job",
     "MetricValue",
     "NoProbe",

@@ -1,11 +1,13 @@
 """One child process: started, listened to, and stopped with all that it started."""
 
 import contextlib
+import math
 import os
 import selectors
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,8 @@ def run_process(
 ) -> int:
     """Runs one job to its end and returns the process's exit code.
 
+    An interruption reaches it, too, and comes out of here once it has ended.
+
     Args:
         job: The fields of `Job`, the descriptor apart.
         stdin: What the script reads.
@@ -54,9 +58,15 @@ def run_process(
         finally:
             os.close(writer)
         assert process.stdout is not None
+        lines = {events.fileno(): _Lines(on_event), process.stdout.fileno(): _Lines(on_output)}
         try:
-            _listen(process, {events.fileno(): on_event, process.stdout.fileno(): on_output})
+            _listen(process, lines)
             return process.wait()
+        except KeyboardInterrupt:
+            # It ends as under plain Python, and what it says meanwhile is heard.
+            _signal_group(process, signal.SIGINT)
+            _listen(process, lines, seconds=_GRACE_SECONDS)
+            raise
         finally:
             _stop(process)
             process.stdout.close()
@@ -82,12 +92,15 @@ def _environment(seed: int) -> dict[str, str]:
     return defaults | os.environ
 
 
-def _listen(process: subprocess.Popen[bytes], readers: Mapping[int, OnLine]) -> None:
+def _listen(
+    process: subprocess.Popen[bytes], lines: Mapping[int, "_Lines"], *, seconds: float = math.inf
+) -> None:
     """Hands on lines until both pipes end, or the process has ended and both are quiet."""
+    deadline = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
-        for descriptor, on_line in readers.items():
-            selector.register(descriptor, selectors.EVENT_READ, _Lines(on_line))
-        while selector.get_map():
+        for descriptor, reader in lines.items():
+            selector.register(descriptor, selectors.EVENT_READ, reader)
+        while selector.get_map() and time.monotonic() < deadline:
             # Asked before select: what the process wrote before it ended is then read.
             ended = process.poll() is not None
             ready = selector.select(_POLL_SECONDS)

@@ -170,3 +170,8 @@ def _check_file(name: str, command: str) -> None:
             f"{command} needs a Python file, got {name!r}, which is not a file. "
             f"Name the script itself, such as {path / 'train.py'}."
         )
+    if not os.access(path, os.R_OK):
+        raise UsageError(
+            f"{command} needs a Python file that can be read, got {name!r}, which cannot be. "
+            f"Let yourself read it: chmod u+r {name}."
+        )

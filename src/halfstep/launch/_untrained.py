@@ -2,6 +2,12 @@
 
 from halfstep.launch._runs import RunResult
 
+WHAT_TO_CHECK = (
+    "Looked for were optimizer steps and calls of backward() in PyTorch, fit and loops in Keras, "
+    "and functions in JAX that take gradients, in the process of the script. Check that it trains "
+    "under plain python with the same arguments: its own go after --."
+)
+
 
 def why_untrained(run: RunResult) -> str:
     """Returns what was seen of training and what was not.

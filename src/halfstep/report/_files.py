@@ -23,19 +23,53 @@ def check_writable(path: str, option: str = "--json", *kept: str | None) -> None
         kept: Other files of the same command, such as the script.
     """
     for each in filter(None, kept):
-        same = os.path.realpath(each) == os.path.realpath(path)
-        if same and not (is_stdout(path) or _is_special(path)):
-            raise UsageError(
-                f"{option} needs a file of its own, got {path!r}, which would replace {each!r}."
-                " Name another file."
-            )
+        _check_apart(path, option, each)
+    why = "" if is_stdout(path) else _why_not(path)
+    if why:
+        raise UsageError(
+            f"{option} needs a file in a folder that exists and can be written to, got {path!r}: "
+            f"{why}"
+        )
+
+
+def _check_apart(path: str, option: str, other: str) -> None:
+    if is_stdout(path) and is_stdout(other):
+        raise UsageError(
+            f"{option} needs an output of its own, got {path!r}, where something else is written. "
+            "Name a file."
+        )
+    same = os.path.realpath(other) == os.path.realpath(path)
+    if same and not (is_stdout(path) or _is_special(path)):
+        raise UsageError(
+            f"{option} needs a file of its own, got {path!r}, which would replace {other!r}."
+            " Name another file."
+        )
+
+
+def _why_not(path: str) -> str:
+    """Returns why a file cannot be written, "" where it can."""
     target = Path(os.path.realpath(path))
     place = Path(path) if _is_special(path) else target.parent
-    if not is_stdout(path) and (target.is_dir() or not os.access(place, os.W_OK)):
-        raise UsageError(
-            f"{option} needs a file in a folder that exists and can be written to, got {path!r}."
-            " Create the folder first, or name another file."
-        )
+    reasons = (
+        (target.is_dir(), "this is a folder. Name a file in it."),
+        (
+            path.startswith(_SYSTEM_FOLDERS) and not Path(path).exists(),
+            "the system has no such file. Name another one.",
+        ),
+        (
+            not place.exists(),
+            f"there is no folder {place}. Create it first, or name another file.",
+        ),
+        (
+            not os.access(place, os.W_OK),
+            f"{place} cannot be written to. Name a file in another folder.",
+        ),
+        (
+            target.exists() and not os.access(target, os.W_OK),
+            "it is there and must not be changed. Name another file.",
+        ),
+    )
+    return next((text for holds, text in reasons if holds), "")
 
 
 def is_stdout(path: str) -> bool:

@@ -1,11 +1,20 @@
 """Which exponents the numbers of each module have, as rows of a heat map."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from halfstep.core import BACKWARD, FORMATS, FORWARD, Format, Range, Report
+from halfstep.core import (
+    BACKWARD,
+    FORMATS,
+    FORWARD,
+    LOW_FORMATS,
+    Fault,
+    Format,
+    Range,
+    Report,
+)
 from halfstep.report._visible import visible
 
 # In this order they are looked at.
@@ -39,6 +48,38 @@ def heat_maps(report: Report) -> list[dict[str, Any]]:
     ordered = sorted(report.ranges.rows, key=_place)
     maps = groupby(ordered, lambda row: row.role)
     return [_heat_map(report, role, list(rows)) for role, rows in maps]
+
+
+def opened(report: Report, maps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns what to begin with: a heat map with something to see, and the format to compare with.
+
+    Args:
+        report: Whose heat maps they are.
+        maps: What `heat_maps` returned.
+
+    Returns:
+        The place of the map as "role"; as "format" that of the first fault, where its tensor was in
+        a wider one before, else "own", the one in use.
+
+    Example:
+        >>> from halfstep.core import Exponents, Ranges
+        >>> lost, found = Exponents(nans=4), Exponents({0: 4}, largest=1.5)
+        >>> rows = Range("head", "output", found, found), Range("head", "grad_output", lost, lost)
+        >>> report = Report(script="a.py", policy="float32", ranges=Ranges(rows))
+        >>> opened(report, heat_maps(report))
+        {'role': 0, 'format': 'own'}
+    """
+    fault = report.diagnosis.first
+    wanted = ("grad_output", "output") if fault is None else (visible(fault.role), "output")
+    seen = {each["role"]: place for place, each in enumerate(maps) if each["exponents"]}
+    chosen = next((seen[role] for role in (*wanted, *seen) if role in seen), 0)
+    forms = {row.form for row in report.ranges.rows if _is_of(fault, row)}
+    is_cast = fault is not None and forms == {"float32"} and fault.dtype in LOW_FORMATS
+    return {"role": chosen, "format": fault.dtype if fault and is_cast else "own"}
+
+
+def _is_of(fault: Fault | None, row: Range) -> bool:
+    return fault is not None and (row.module, row.role) == (fault.module, fault.role)
 
 
 def windows() -> dict[str, dict[str, float]]:
@@ -88,4 +129,7 @@ def _row(report: Report, row: Range, exponents: Sequence[int]) -> dict[str, Any]
         "scale": report.power_of(row),
         "counts": [counts.get(exponent, 0) for exponent in exponents],
         "total": row.reference.total,
+        "infs": row.run.infs,
+        "nans": row.run.nans,
+        "ran": row.run.total,
     }

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from importlib.util import find_spec
@@ -10,12 +11,29 @@ from typing import Any
 
 from halfstep.core import LOW_FORMATS, Report
 from halfstep.errors import MissingExtraError
-from halfstep.report._heat import heat_maps, phase, windows
+from halfstep.report._heat import heat_maps, opened, windows
+from halfstep.report._magnitudes import (
+    broken_text,
+    is_broken,
+    is_known,
+    largest_text,
+    lost_text,
+    zero_text,
+)
 from halfstep.report._numbers import bytes_text, number
-from halfstep.report._shares import share_text
 from halfstep.report._timeline import timeline
 from halfstep.report._visible import visible
-from halfstep.report._words import fault_line, headline, outcome
+from halfstep.report._words import (
+    UNNAMED,
+    date_text,
+    end_text,
+    fault_line,
+    figures,
+    headline,
+    is_repeated,
+    outcome,
+    telling,
+)
 
 _NEEDED = ("jinja2", "plotly")
 _MOST_SKIPS = 500
@@ -57,18 +75,27 @@ def page(report: Report) -> str:
         ('<!doctype html>', False, True)
     """
     check_page()
-    scripts = [_plotly(), _read("page.js")]
+    scripts = [_plotly(), _script()]
     text = _template().render(
         report=report,
         style=_read("page.css"),
         scripts=scripts,
         hashes=list(map(_hash, scripts)),
-        data=embedded(
-            {"timeline": timeline(report), "heat": heat_maps(report), "windows": windows()}
-        ),
+        data=embedded(_data(report)),
     )
     # A name may hold half of a pair, which no file can.
     return str(text).encode("utf-8", "replace").decode()
+
+
+def _data(report: Report) -> dict[str, Any]:
+    maps = heat_maps(report)
+    return {
+        "timeline": timeline(report),
+        "heat": maps,
+        "opened": opened(report, maps),
+        "windows": windows(),
+        "unnamed": UNNAMED,
+    }
 
 
 def embedded(data: Any) -> str:
@@ -98,21 +125,40 @@ def _template() -> Any:
     )
     environment.filters |= {
         "visible": visible,
+        "breakable": _breakable,
         "paragraphs": lambda text: visible(text, lines=True),
         "number": number,
         "bytes": bytes_text,
-        "share": share_text,
-        "phase": phase,
+        "largest": largest_text,
+        "zero": zero_text,
+        "known": is_known,
         "line": fault_line,
+        "end": end_text,
+        "date": date_text,
     }
     environment.globals |= {
+        "figures": figures,
         "headline": headline,
+        "is_repeated": is_repeated,
         "most": _MOST_SKIPS,
         "outcome": outcome,
+        "telling": telling,
+        "lost": lost_text,
+        "broken": broken_text,
         "formats": LOW_FORMATS,
         "by_bytes": _by_bytes,
+        "is_broken": is_broken,
+        "unnamed": UNNAMED,
     }
     return environment.from_string(_read("page.html"))
+
+
+def _breakable(path: str) -> Any:
+    """Returns a path as text that may go on in the next line after each of its parts."""
+    from markupsafe import Markup, escape
+
+    parts = re.findall(r"[^._]*[._]|[^._]+", visible(path))
+    return Markup("<wbr>").join(map(escape, parts))
 
 
 def _by_bytes(casts: Sequence[Any]) -> list[Any]:
@@ -124,6 +170,12 @@ def _plotly() -> str:
 
     # The one way in which a script could end its element too early.
     return _one_kind_of_line_end(get_plotlyjs()).replace("</script", "<\\/script")
+
+
+def _script() -> str:
+    # Functions first: what is at the end of the last part calls them.
+    parts = "\n".join(map(_read, ("timeline.js", "heat.js", "page.js")))
+    return f'"use strict";\n(() => {{\n{parts}}})();\n'
 
 
 def _read(name: str) -> str:

@@ -1,25 +1,22 @@
 """A report in a terminal."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.table import Table
+from rich.padding import Padding
 from rich.text import Text
 
-from halfstep.core import Cast, Diagnosis, Finding, Range, Report
-from halfstep.report._numbers import bytes_text, number
-from halfstep.report._shares import share_text
+from halfstep.core import Finding, Report
+from halfstep.report._numbers import number
+from halfstep.report._report_tables import casts_table, ranges_table
 from halfstep.report._sparkline import sparkline
 from halfstep.report._visible import visible
-from halfstep.report._words import fault_line, headline, outcome
+from halfstep.report._words import fault_line, headline, is_repeated, outcome, telling
 
 _CURVE_WIDTH = 32
-_SHOWN = 8
-_WORTH_TELLING = 1e-3
 _SHOWN_LINES = 8
-_OUTERMOST = "(outermost)"
+_SHOWN_FAULTS = 5
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "bold"}
 
 
@@ -46,13 +43,20 @@ class ReportText:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yields its parts."""
-        yield from _head(self.report, ascii_only=options.ascii_only)
-        if self.report.findings or not self.report.error:
-            yield Text(f"\n{outcome(self.report)}")
-        for finding in self.report.findings:
-            yield from _finding(finding)
-        for part in (_failure, _faults, _losing, _casts):
-            yield from part(self.report)
+        report = self.report
+        yield from _head(report, ascii_only=options.ascii_only)
+        if report.diagnosis and telling(report) is None:
+            yield Text("\nfirst fault", style="bold")
+            yield Text(fault_line(report.diagnosis.faults[0]))
+            yield from _fault(report)
+            yield from _pasted(report.diagnosis.faults[0].remedy)
+        if report.findings or not (report.error or report.diagnosis):
+            yield Text(f"\n{outcome(report)}", style="bold")
+        for finding in report.findings:
+            yield from _finding(finding, report)
+        yield from _failure(report)
+        yield from ranges_table(report, ascii_only=options.ascii_only)
+        yield from casts_table(report)
 
 
 def _head(report: Report, *, ascii_only: bool) -> Iterator[RenderableType]:
@@ -66,11 +70,15 @@ def _head(report: Report, *, ascii_only: bool) -> Iterator[RenderableType]:
     yield Text(f"  {visible('; '.join(known))}", style="dim")
 
 
-def _finding(finding: Finding) -> Iterator[RenderableType]:
+def _finding(finding: Finding, report: Report) -> Iterator[RenderableType]:
     text = visible(": ".join(filter(None, [finding.module, finding.text])))
     yield Text.assemble((finding.severity, _STYLES[finding.severity]), f": {text}")
-    if finding.remedy:
-        yield _pasted(finding.remedy)
+    if finding is telling(report):
+        yield from _fault(report)
+    if is_repeated(finding, report):
+        yield Text("  write: as above")
+    else:
+        yield from _pasted(finding.remedy)
 
 
 def _failure(report: Report) -> Iterator[RenderableType]:
@@ -79,85 +87,26 @@ def _failure(report: Report) -> Iterator[RenderableType]:
         yield _indented("\n".join(report.error.splitlines()[-_SHOWN_LINES:]))
 
 
-def _faults(report: Report) -> Iterator[RenderableType]:
-    if report.diagnosis:
-        yield Text("\nfirst fault", style="bold")
-        first, *others = _told_once(report).faults
-        yield Text(visible(str(replace(first, remedy="")), lines=True))
-        if first.remedy:
-            yield _pasted(first.remedy)
-        for other in others:
-            yield Text(f"after it: {fault_line(other)}")
-        if report.diagnosis.loss_scale is not None:
-            yield Text(f"at loss scale {number(report.diagnosis.loss_scale)}")
+def _fault(report: Report) -> Iterator[RenderableType]:
+    """Yields what there is to know of the first fault, besides its headline and its remedy."""
+    first, *others = report.diagnosis.faults
+    _, _, details = str(replace(first, remedy="")).partition("\n")
+    lines = [line.removeprefix("  ") for line in details.splitlines()]
+    if report.diagnosis.loss_scale is not None:
+        lines.append(f"at loss scale {number(report.diagnosis.loss_scale)}")
+    lines += [f"after it: {fault_line(other)}" for other in others[:_SHOWN_FAULTS]]
+    if others[_SHOWN_FAULTS:]:
+        lines.append(f"and {len(others) - _SHOWN_FAULTS} more")
+    for line in lines:
+        yield Padding(Text(visible(line)), (0, 0, 0, 2), expand=False)
 
 
-def _told_once(report: Report) -> Diagnosis:
-    """Returns the faults without those remedies that stand among the findings."""
-    told = {finding.remedy for finding in report.findings}
-    faults = report.diagnosis.faults
-    return replace(
-        report.diagnosis,
-        faults=tuple(replace(it, remedy="") if it.remedy in told else it for it in faults),
-    )
-
-
-def _pasted(remedy: str) -> Text:
-    text = _indented(f"write:\n{remedy}")
-    text.no_wrap, text.overflow = True, "ignore"
-    return text
+def _pasted(remedy: str) -> Iterator[RenderableType]:
+    if remedy:
+        text = _indented(f"write:\n{remedy}")
+        text.no_wrap, text.overflow = True, "ignore"
+        yield text
 
 
 def _indented(text: str) -> Text:
     return Text("\n".join(f"  {line}" for line in visible(text, lines=True).split("\n")))
-
-
-def _losing(report: Report) -> Iterator[RenderableType]:
-    """Yields the tensors that lose the most in the format that is computed in."""
-
-    def loss(row: Range) -> tuple[int, float]:
-        return row.run.infs + row.run.nans, report.lost(row)
-
-    worth = [row for row in report.narrow.rows if loss(row) > (0, _WORTH_TELLING)]
-    losing = sorted(worth, key=loss, reverse=True)
-    if losing:
-        yield _title(f"numbers that become 0 in {report.ranges.form}, or are not finite", losing)
-        heads = ("module", "tensor", "become 0", "inf", "NaN", "largest")
-        yield _table(heads, (_range_cells(report, row) for row in losing[:_SHOWN]))
-
-
-def _range_cells(report: Report, row: Range) -> tuple[str, ...]:
-    counts = (row.run.infs, row.run.nans, row.reference.largest)
-    return (*_names(row.module, row.role), share_text(report.lost(row)), *map(number, counts))
-
-
-def _casts(report: Report) -> Iterator[RenderableType]:
-    if report.casts:
-        ordered = sorted(report.casts, key=lambda cast: -cast.bytes)
-        yield _title(f"casts in one step, {bytes_text(sum(it.bytes for it in ordered))}", ordered)
-        heads = ("module", "operation", "from", "to", "casts", "bytes")
-        yield _table(heads, map(_cast_cells, ordered[:_SHOWN]))
-
-
-def _cast_cells(cast: Cast) -> tuple[str, ...]:
-    names = _names(cast.module, cast.operation, cast.source, cast.target)
-    return (*names, number(cast.count), bytes_text(cast.bytes))
-
-
-def _names(module: str, *others: str) -> tuple[str, ...]:
-    return tuple(map(visible, (module or _OUTERMOST, *others)))
-
-
-def _title(text: str, rows: Sequence[object]) -> Text:
-    hidden = len(rows) - _SHOWN
-    return Text(f"\n{text}" + (f" ({_SHOWN} of {len(rows)})" if hidden > 0 else ""), style="bold")
-
-
-def _table(heads: Sequence[str], rows: Iterator[tuple[str, ...]]) -> Table:
-    # Text, not str: rich would read "[...]" in a name as markup.
-    table = Table(box=box.SIMPLE, pad_edge=False, show_edge=False)
-    for head in heads:
-        table.add_column(Text(head), overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table

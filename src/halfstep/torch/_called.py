@@ -103,26 +103,32 @@ def _inside(settings: Settings) -> contextlib.AbstractContextManager[Any]:
     return Inside(settings)
 
 
-def loss_of(calls: list[Call], scale: float) -> Callable[..., Tensor]:
-    """Returns a loss whose gradients at the outputs are those that came back, unscaled."""
+def loss_of(calls: list[Call], scale: float, *, broken: bool = False) -> Callable[..., Tensor]:
+    """Returns a loss whose gradients at the outputs are those that came back, unscaled.
+
+    Args:
+        calls: The calls of one model.
+        scale: What the gradients were multiplied by.
+        broken: Whether those that are not finite come back as well, or are taken for zero.
+    """
 
     def loss_fn(model: nn.Module, _batch: Any) -> Tensor:
         total = torch.zeros(())
         for call in calls:
             for output, cotangent in zip(call.again(model), call.cotangents, strict=True):
                 if output.is_floating_point():
-                    total = total.to(output.device) + _product(output, cotangent, scale)
+                    total = total.to(output.device) + _product(output, cotangent, scale, broken)
         return total
 
     return loss_fn
 
 
-def _product(output: Tensor, cotangent: Tensor | None, scale: float) -> Tensor:
+def _product(output: Tensor, cotangent: Tensor | None, scale: float, broken: bool) -> Tensor:
     """Returns a sum whose gradient is what came back, and which is finite if what it needs is.
 
     What a mask has set to -inf, nothing comes back to.
     """
-    if cotangent is None or not bool(cotangent.isfinite().all()):
+    if cotangent is None or not (broken or bool(cotangent.isfinite().all())):
         # Nothing is known of the way back, so it is zero; what is not finite makes NaN of that.
         return torch.where(output == -math.inf, 0.0, output.float()).sum() * 0.0
     needed = torch.where(output.isfinite() | (cotangent != 0), output.float(), 0.0)

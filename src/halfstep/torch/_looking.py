@@ -135,16 +135,26 @@ class Looking:
         return _outside(lambda: self._seen(scale))
 
     def _seen(self, scale: float) -> Seen | None:
-        found = [(model, self._ranges(model, loss_fn)) for model, loss_fn in self._models(scale)]
+        models = self._models(scale, broken=True)  # to be counted, not to be taken for zeros
+        found = [(model, self._ranges(model, loss_fn)) for model, loss_fn in models]
         if not found:
             return None
         model, first = found[0]
-        casts = () if self._told_casts else tuple(self._casts(model))
+        casts = () if self._told_casts else tuple(self._all_casts([each for each, _ in found]))
         self._told_casts = True
         return Seen(_together(found), _power(model, first, scale), casts)
 
+    def _all_casts(self, models: list[nn.Module]) -> Iterator[Cast]:
+        """Yields the casts of all models, below their names where there are several."""
+        for model in models:
+            kind = type(model).__name__
+            for cast in self._casts(model):
+                path = _below(kind, cast.module) if len(models) > 1 else cast.module
+                yield with_changes(cast, module=path or kind)
+
     def _ranges(self, model: nn.Module, loss_fn: Callable[..., Tensor]) -> Ranges:
-        return ranges(model, (), loss_fn, optimizer=self._optimizer(model))
+        found = ranges(model, (), loss_fn, optimizer=self._optimizer(model))
+        return found if math.isfinite(found.entering) else with_changes(found, entering=0.0)
 
     def _optimizer(self, model: nn.Module) -> Optimizer | None:
         """Returns the optimizer of a model, None where it has several or none."""
@@ -157,13 +167,15 @@ class Looking:
         is_one = len(trains) == 1 and not isinstance(trains[0], torch.optim.LBFGS)
         return trains[0] if is_one else None
 
-    def _models(self, scale: float) -> Iterator[tuple[nn.Module, Callable[..., Tensor]]]:
+    def _models(
+        self, scale: float, *, broken: bool = False
+    ) -> Iterator[tuple[nn.Module, Callable[..., Tensor]]]:
         """Yields each model that was called, the one of the most parameters first, and its loss."""
         models = list({id(call.model): call.model for call in self._calls}.values())
         for model in sorted(models, key=_size, reverse=True):
             calls = [call for call in self._calls if call.model is model]
             with quiet(*_EVENTS), self._unseen():
-                yield model, loss_of(calls, _outer(model, scale))
+                yield model, loss_of(calls, _outer(model, scale), broken=broken)
 
     @contextlib.contextmanager
     def _as_before(self, model: nn.Module) -> Iterator[None]:
@@ -249,8 +261,12 @@ def _together(found: list[tuple[nn.Module, Ranges]]) -> Ranges:
     if len(found) == 1:
         return first
     rows = [
-        with_changes(row, module=f"{type(model).__name__}.{row.module}")
+        with_changes(row, module=_below(type(model).__name__, row.module))
         for model, each in found
         for row in each.rows
     ]
     return with_changes(first, rows=tuple(rows))
+
+
+def _below(name: str, path: str) -> str:
+    return f"{name}.{path}" if path else name
