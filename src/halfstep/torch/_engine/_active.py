@@ -61,8 +61,7 @@ class Active:
 
 def _recorded(runner: Runner, operation: Operation, action: str, observer: Observer) -> Runner:
     def recorded(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], casts: Casts) -> Any:
-        given = (*args, *kwargs.values())
         run = lambda: runner(op, args, kwargs, casts)  # noqa: E731
-        return observer.ruled(operation.base, action, given, run)
+        return observer.ruled(operation, action, args, kwargs, run)
 
     return recorded

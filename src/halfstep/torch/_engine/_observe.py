@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfstep.torch._dtypes import name_of
 from halfstep.torch._engine._actions import Cache, tensors_of
+from halfstep.torch._engine._ops import Operation
 from halfstep.torch._engine._paths import PATHS
 from halfstep.torch._explain import Explanation
 
@@ -31,7 +32,9 @@ class Observer(TorchDispatchMode):
         self._depth = self._seen = 0
         self._copies = self._copied_bytes = 0
 
-    def ruled(self, name: str, action: str, given: tuple[Any, ...], call: Callable[[], Any]) -> Any:
+    def ruled(
+        self, operation: Operation, action: str, args: Any, kwargs: Any, call: Callable[[], Any]
+    ) -> Any:
         """Runs an operation that a rule decides about, and records it unless it is part of one."""
         self._depth += 1
         before = (self._copies, self._copied_bytes)
@@ -41,7 +44,7 @@ class Observer(TorchDispatchMode):
             self._depth -= 1
         if not self._depth:
             made = (self._copies - before[0], self._copied_bytes - before[1])
-            self._record(name, action, given, result, *made)
+            self._record(operation.base, action, (*args, *kwargs.values()), result, *made)
         return result
 
     @property
