@@ -23,7 +23,11 @@ from halfstep.core._override import override_policy as override_policy
 from halfstep.core._override import overriding_policy as overriding_policy
 from halfstep.core._patches import replace as replace
 from halfstep.core._plan import Plan as Plan
+from halfstep.core._plan import StalePlanWarning as StalePlanWarning
+from halfstep.core._plan import plan_of as plan_of
+from halfstep.core._plan import tell_if_stale as tell_if_stale
 from halfstep.core._policy import Policy as Policy
+from halfstep.core._processor import processor as processor
 from halfstep.core._ranges import BACKWARD as BACKWARD
 from halfstep.core._ranges import FORWARD as FORWARD
 from halfstep.core._ranges import Range as Range
@@ -86,6 +90,7 @@ __all__ = [
     "Sample",
     "ScaleState",
     "SkippedStepsWarning",
+    "StalePlanWarning",
     "Step",
     "UnmatchedRuleWarning",
     "Window",
@@ -99,9 +104,12 @@ __all__ = [
     "overflow_reason",
     "override_policy",
     "overriding_policy",
+    "plan_of",
+    "processor",
     "quiet",
     "replace",
     "subscribe",
+    "tell_if_stale",
     "tell_skips",
     "unmatched",
 ]
@@ -132,6 +140,7 @@ for _value in (
     Sample,
     ScaleState,
     SkippedStepsWarning,
+    StalePlanWarning,
     Step,
     UnmatchedRuleWarning,
     Window,

@@ -14,6 +14,10 @@ class Boundary(NamedTuple):
         first: The index of a place.
         second: The index of another.
         cost: What is paid if one of them takes the first label and one the second.
+
+    Example:
+        >>> Boundary(0, 1, 2.5).cost
+        2.5
     """
 
     first: int

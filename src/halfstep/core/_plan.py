@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -10,6 +11,7 @@ from halfstep.core import _plan_file
 from halfstep.core._evidence import Candidate, Machine, Measured
 from halfstep.core._policy import Policy
 from halfstep.core._reading import plain
+from halfstep.core._skips import levels_to_user
 from halfstep.errors import MissingFileError, PlanError
 
 
@@ -44,13 +46,21 @@ class Plan:
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast a step is as in float32, None where that was not measured."""
+        """How many times as fast a step is as in float32, None where that was not measured.
+
+        Example:
+            >>> Plan(Policy.named("float32"), Machine("cpu", "x")).speedup
+        """
         chosen, wide = self._chosen_and_wide
         return wide.seconds / chosen.seconds if chosen and wide else None
 
     @property
     def saved(self) -> float | None:
-        """What is kept for backward, over what float32 keeps, None where that is not known."""
+        """What is kept for backward, over what float32 keeps, None where that is not known.
+
+        Example:
+            >>> Plan(Policy.named("float32"), Machine("cpu", "x")).saved
+        """
         chosen, wide = self._chosen_and_wide
         known = chosen and wide and wide.saved_bytes
         return chosen.saved_bytes / wide.saved_bytes if known else None
@@ -82,7 +92,7 @@ class Plan:
 
     @classmethod
     def parse(cls, text: str, name: str = "The plan") -> Self:
-        r"""Reads the text of a file.
+        """Reads the text of a file.
 
         Args:
             text: The text.
@@ -92,10 +102,10 @@ class Plan:
             PlanError: A key, a rule or a value that cannot be; it says in which line.
 
         Example:
-            >>> Plan.parse('[policy]\ncompute_dtype = "float18"', "my.toml")
+            >>> Plan.parse("[polcy]", "my.toml")
             Traceback (most recent call last):
-            halfstep.errors.PlanError: my.toml, line 2, column 1: Policy needs compute_dtype to be \
-one of float64, float32, bfloat16, float16, got 'float18'. Did you mean 'float16'?
+            halfstep.errors.PlanError: my.toml, line 1, column 2: A plan needs keys among policy, \
+rules, machine, candidates, measured, made, got 'polcy'. Did you mean 'policy'?
         """
         return cls(**_plan_file.read(text, name))
 
@@ -106,6 +116,12 @@ one of float64, float32, bfloat16, float16, got 'float18'. Did you mean 'float16
         Raises:
             MissingFileError: There is none.
             PlanError: It is not a plan; it says in which line.
+
+        Example:
+            >>> Plan.load("none.toml")
+            Traceback (most recent call last):
+            halfstep.errors.MissingFileError: A plan needs a file that exists, got 'none.toml'. \
+Write one with `halfstep plan train.py`.
         """
         try:
             text = Path(path).read_text("utf-8")
@@ -121,5 +137,57 @@ one of float64, float32, bfloat16, float16, got 'float18'. Did you mean 'float16
         return cls.parse(text, os.fspath(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file."""
+        """Writes the file.
+
+        Example:
+            >>> import os, tempfile
+            >>> path = os.path.join(tempfile.mkdtemp(), "plan.toml")
+            >>> Plan(Policy.named("float32"), Machine("cpu", "x")).save(path)
+            >>> print(Policy.of(path))
+            float32
+        """
         Path(path).write_text(self.to_toml(), "utf-8")
+
+
+def plan_of(value: object) -> Plan | None:
+    """Returns the plan that somebody gave as a policy, None if it is no plan.
+
+    Args:
+        value: A plan, the path of its file, or anything else.
+
+    Example:
+        >>> plan_of("mixed_bfloat16") is None
+        True
+    """
+    if isinstance(value, Plan):
+        return value
+    is_path = isinstance(value, str) and value.rstrip().endswith(".toml")
+    return Plan.load(str(value).strip()) if is_path else None
+
+
+class StalePlanWarning(UserWarning):
+    """A plan is followed on another machine, or with other versions, than it was made for.
+
+    Example:
+        >>> issubclass(StalePlanWarning, UserWarning)
+        True
+    """
+
+
+def tell_if_stale(plan: Plan, now: Machine) -> None:
+    """Warns where a machine is not the one that a plan was made for.
+
+    Args:
+        plan: The plan.
+        now: The machine.
+
+    Example:
+        >>> tell_if_stale(Plan(Policy.named("float32"), Machine("cpu", "x")), Machine("cpu", "x"))
+    """
+    found = plan.machine.differences(now)
+    if found:
+        text = (
+            f"This plan was made elsewhere: {'; '.join(found)}. Its rules hold, but what it says "
+            "of speed may not. Make it anew with `halfstep plan`."
+        )
+        warnings.warn(StalePlanWarning(text), stacklevel=levels_to_user())

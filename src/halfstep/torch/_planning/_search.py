@@ -1,0 +1,127 @@
+"""The search for a policy: operations propose rules, and whole steps decide."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import torch
+
+from halfstep import __version__
+from halfstep.core import Candidate, Machine, Plan, Policy, processor
+from halfstep.torch._planning._proposals import Proposals, proposals
+from halfstep.torch._planning._steps import Trial
+from halfstep.torch._planning._timing import alternate
+
+_FLOAT32 = Policy.named("float32")
+_LOW = (Policy.named("mixed_bfloat16"), Policy.named("mixed_float16"))
+# What takes that many times as long as float32 is not looked at any further.
+_HOPELESS = 1.5
+# Steps that differ by less are as fast as each other.
+_ALIKE = 0.01
+_SHARES = {"first": 0.1, "operations": 0.4, "steps": 0.5}
+
+Tell = Callable[[str], None]
+
+
+class Timed(NamedTuple):
+    """A policy, and what a step takes and keeps under it.
+
+    Args:
+        policy: The policy.
+        seconds: The median time of a step.
+        spread: Half of the range of the middle half.
+        saved_bytes: What is kept for backward.
+    """
+
+    policy: Policy
+    seconds: float
+    spread: float
+    saved_bytes: int
+
+    @property
+    def candidate(self) -> Candidate:
+        """What a plan keeps of it."""
+        return Candidate(brief(self.policy), *self[1:])
+
+
+@dataclass(frozen=True)
+class Search:
+    """Looks for the policy under which a step is fastest.
+
+    Args:
+        trial: The step.
+        budget: The error that an operation may have.
+        seconds: How long the search may take.
+        tell: Is told what happens.
+    """
+
+    trial: Trial
+    budget: float
+    seconds: float
+    tell: Tell
+
+    def plan(self) -> Plan:
+        """Returns the plan."""
+        native = self._timed(self._native(), "first")
+        hopeful = [each.policy for each in native if each.seconds <= _HOPELESS * native[0].seconds]
+        found = [self._proposals(each, hopeful) for each in hopeful if each in _LOW]
+        tried = [*hopeful, *(each for some in found for each in some.policies())]
+        timed = self._timed(tried, "steps")
+        best = _best(timed)
+        measured = [e.measured(best.policy.rules) for e in found if e.lowers_like(best.policy)]
+        return Plan(
+            best.policy,
+            machine(self.trial.device_type),
+            tuple(
+                each.candidate for each in sorted(timed, key=lambda e: (e is not best, e.seconds))
+            ),
+            tuple(measured[0]) if measured else (),
+            datetime.now(UTC).date().isoformat(),
+        )
+
+    def _native(self) -> list[Policy]:
+        """Returns what anybody would try: the named policies, and PyTorch's own rules."""
+        rules = "torch-2.13-cpu" if self.trial.device_type == "cpu" else "torch-2.13"
+        return [_FLOAT32, *_LOW, *(each.with_(rules=rules) for each in _LOW)]
+
+    def _timed(self, policies: Iterable[Policy], share: str) -> list[Timed]:
+        distinct = list(dict.fromkeys(policies))
+        self.tell(f"Timing steps under {len(distinct)} policies")
+        turns = [self.trial.turn(each) for each in distinct]
+        spent = alternate(turns, self.trial.device_type, _SHARES[share] * self.seconds)
+        return [
+            Timed(each, *times, self.trial.saved_bytes(each))
+            for each, times in zip(distinct, spent, strict=True)
+        ]
+
+    def _proposals(self, policy: Policy, among: Sequence[Policy]) -> Proposals:
+        self.tell(f"Timing operations in float32 and {policy.compute_dtype}")
+        share = _SHARES["operations"] / len(set(among).intersection(_LOW))
+        return proposals(self.trial, policy, self.budget, share * self.seconds)
+
+
+def _best(timed: Sequence[Timed]) -> Timed:
+    """Returns the fastest one; of those that are as fast, the one that keeps least for backward.
+
+    None that keeps more than the fastest of those that anybody would try.
+    """
+    usual = min((each for each in timed if not each.policy.rules.edits), key=lambda e: e.seconds)
+    allowed = [each for each in timed if each.saved_bytes <= usual.saved_bytes]
+    enough = min(each.seconds for each in allowed) * (1 + _ALIKE)
+    near = [each for each in allowed if each.seconds <= enough]
+    return min(near, key=lambda e: (e.saved_bytes, len(e.policy.rules.edits), e.seconds))
+
+
+def machine(device_type: str) -> Machine:
+    """Returns what a plan says of where it was made."""
+    versions = (f"halfstep {__version__}", f"torch {torch.__version__}")
+    if device_type == "cuda":
+        return Machine("cuda", torch.cuda.get_device_name(), 0, versions)
+    return Machine(device_type, processor(), torch.get_num_threads(), versions)
+
+
+def brief(policy: Policy) -> str:
+    """Returns the text of a policy without the reasons of its rules."""
+    edits = tuple(replace(each, reason="Measured.") for each in policy.rules.edits)
+    return str(policy.with_(rules=replace(policy.rules, edits=edits)))
