@@ -102,7 +102,7 @@ def test_what_is_no_toml_is_told_with_its_line():
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(MissingFileError, match="needs a file that exists.*halfstep plan"):
+    with pytest.raises(MissingFileError, match=r"needs a file that exists.*halfstep plan"):
         Policy.parse(str(tmp_path / "none.toml"))
 
 

@@ -1,7 +1,7 @@
 """The cheapest choice between two labels, where neighbours that differ cost something, too."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 _NEGLIGIBLE = 1e-12
@@ -106,7 +106,7 @@ class _Flow:
         return level
 
     def _path(
-        self, source: int, sink: int, level: list[int], untried: list[Iterable[int]]
+        self, source: int, sink: int, level: list[int], untried: list[Iterator[int]]
     ) -> list[int]:
         """Returns edges from source to sink with something left, each one level further."""
         path: list[int] = []

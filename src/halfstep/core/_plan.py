@@ -62,8 +62,9 @@ class Plan:
             >>> Plan(Policy.named("float32"), Machine("cpu", "x")).saved
         """
         chosen, wide = self._chosen_and_wide
-        known = chosen and wide and wide.saved_bytes
-        return chosen.saved_bytes / wide.saved_bytes if known else None
+        if chosen is None or wide is None or not wide.saved_bytes:
+            return None
+        return chosen.saved_bytes / wide.saved_bytes
 
     @property
     def _chosen_and_wide(self) -> tuple[Candidate | None, Candidate | None]:

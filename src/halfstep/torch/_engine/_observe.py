@@ -1,7 +1,7 @@
 """Watches what runs in a region, operation by operation, and fills the record of it."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,22 @@ from halfstep.torch._explain import Explanation
 
 # What autograd and factory functions do for themselves.
 _BOOKKEEPING = ("aten::detach", "aten::lift_fresh")
+
+
+class Listener(Protocol):
+    """What operations with a rule, and casts, tell of themselves."""
+
+    @property
+    def seen(self) -> int:
+        """How many operations went by."""
+
+    def ruled(
+        self, operation: Operation, action: str, args: Any, kwargs: Any, call: Callable[[], Any]
+    ) -> Any:
+        """Runs an operation that a rule decides about, and returns its result."""
+
+    def count_cast(self, result: Tensor) -> None:
+        """Counts a cast."""
 
 
 class Observer(TorchDispatchMode):
@@ -90,7 +106,7 @@ class CountingCache:
         observer: Who counts.
     """
 
-    def __init__(self, cache: Cache, observer: Observer) -> None:
+    def __init__(self, cache: Cache, observer: Listener) -> None:
         self._cache = cache
         self._observer = observer
 

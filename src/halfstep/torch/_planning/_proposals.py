@@ -74,7 +74,8 @@ class Proposals:
         Args:
             rules: The rules of a policy in the same dtype.
         """
-        found = [self._measured(*each, rules) for each in enumerate(self.costed.costs) if each[1]]
+        costs = enumerate(self.costed.costs)
+        found = [self._measured(kind, each, rules) for kind, each in costs if each is not None]
         return sorted(found, key=lambda each: -each.float32_seconds * each.count)
 
     def _measured(self, number: int, costs: tuple[Cost, Cost], rules: Rules) -> Measured:

@@ -145,8 +145,8 @@ class Recorder(TorchDispatchMode):
         )
         if not _is_movable(found, args, kwargs):
             return Kind(found, action, (), {}, movable=False)
-        kept = _pytree.tree_map(self._kept, (tuple(args), dict(kwargs)))
-        return Kind(found, action, *kept, movable=True, weights=lasting)
+        kept_args, kept_kwargs = _pytree.tree_map(self._kept, (tuple(args), dict(kwargs)))
+        return Kind(found, action, kept_args, kept_kwargs, movable=True, weights=lasting)
 
     def _kept(self, value: Any) -> Any:
         """Returns a tensor as it is now: what follows may write to it."""
