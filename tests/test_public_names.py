@@ -216,6 +216,7 @@ NAMES = {
         "load_float32_state_dict",
         "lost_updates",
         "observe",
+        "plan",
         "prepare",
         "ranges",
         "save",

@@ -64,7 +64,7 @@ class Proposals:
         wide, low = (sum(cost[place].seconds for cost in pairs if cost) for place in (0, 1))
         calls = f"{len(row.chosen)} calls take" if len(row.chosen) > 1 else "1 call takes"
         return (
-            f"Measured: {calls} {wide * 1e3:.3g} ms in float32 and {low * 1e3:.3g} ms in "
+            f"Measured: {calls} {wide * 1e3:.3f} ms in float32 and {low * 1e3:.3f} ms in "
             f"{self.policy.compute_dtype}, casts apart."
         )
 

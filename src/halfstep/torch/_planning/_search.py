@@ -5,10 +5,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-import torch
-
-from halfstep import __version__
-from halfstep.core import Candidate, Machine, Plan, Policy, processor
+from halfstep.core import Candidate, Measured, Plan, Policy
+from halfstep.torch._machine import machine
 from halfstep.torch._planning._proposals import Proposals, proposals
 from halfstep.torch._planning._steps import Trial
 from halfstep.torch._planning._timing import alternate
@@ -66,17 +64,16 @@ class Search:
         native = self._timed(self._native(), "first")
         hopeful = [each.policy for each in native if each.seconds <= _HOPELESS * native[0].seconds]
         found = [self._proposals(each, hopeful) for each in hopeful if each in _LOW]
-        tried = [*hopeful, *(each for some in found for each in some.policies())]
-        timed = self._timed(tried, "steps")
+        proposed = [each for some in found for each in some.policies()]
+        timed = self._timed([*hopeful, *proposed], "steps")
         best = _best(timed)
-        measured = [e.measured(best.policy.rules) for e in found if e.lowers_like(best.policy)]
+        hopeless = [each for each in native if each.policy not in hopeful]
+        ordered = sorted([*timed, *hopeless], key=lambda each: (each is not best, each.seconds))
         return Plan(
             best.policy,
             machine(self.trial.device_type),
-            tuple(
-                each.candidate for each in sorted(timed, key=lambda e: (e is not best, e.seconds))
-            ),
-            tuple(measured[0]) if measured else (),
+            tuple(each.candidate for each in ordered),
+            _measured(found, best.policy),
             datetime.now(UTC).date().isoformat(),
         )
 
@@ -113,12 +110,10 @@ def _best(timed: Sequence[Timed]) -> Timed:
     return min(near, key=lambda e: (e.saved_bytes, len(e.policy.rules.edits), e.seconds))
 
 
-def machine(device_type: str) -> Machine:
-    """Returns what a plan says of where it was made."""
-    versions = (f"halfstep {__version__}", f"torch {torch.__version__}")
-    if device_type == "cuda":
-        return Machine("cuda", torch.cuda.get_device_name(), 0, versions)
-    return Machine(device_type, processor(), torch.get_num_threads(), versions)
+def _measured(found: Iterable[Proposals], policy: Policy) -> tuple[Measured, ...]:
+    """Returns what the operations cost in the dtype of a policy."""
+    of_its_dtype = (each for each in found if each.lowers_like(policy))
+    return next((tuple(each.measured(policy.rules)) for each in of_its_dtype), ())
 
 
 def brief(policy: Policy) -> str:

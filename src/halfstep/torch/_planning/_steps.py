@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from halfstep.core import Policy
+from halfstep.torch._observing._step import checked_loss
 from halfstep.torch._observing._untouched import gradients_apart, undrawn
 from halfstep.torch._planning._timing import Turn
 from halfstep.torch._prepare import prepare
@@ -44,8 +45,7 @@ class Trial:
 
     def forward(self) -> torch.Tensor:
         """Returns the loss."""
-        loss: torch.Tensor = self._loss_fn(self.model, self._batch)
-        return loss
+        return checked_loss(self._loss_fn(self.model, self._batch), "plan")
 
     def turn(self, policy: Policy) -> Turn:
         """Returns what runs steps under a policy."""
@@ -76,10 +76,3 @@ class Trial:
             loss = self.forward()
         del loss
         return saved.bytes
-
-    def is_finite(self, policy: Policy) -> bool:
-        """Returns whether a step has a finite loss and, at a scale that fits, finite gradients."""
-        with self.under(policy):
-            loss = self.forward()
-            loss.backward()
-        return bool(loss.isfinite())
