@@ -5,14 +5,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from halfstep.core import Candidate, Measured, Plan, Policy
+from halfstep.core import Candidate, Measured, Plan, Policy, Rules
 from halfstep.torch._machine import machine
 from halfstep.torch._planning._proposals import Proposals, proposals
 from halfstep.torch._planning._steps import Trial
-from halfstep.torch._planning._timing import alternate
+from halfstep.torch._planning._timing import Spent, alternate
 
 _FLOAT32 = Policy.named("float32")
 _LOW = (Policy.named("mixed_bfloat16"), Policy.named("mixed_float16"))
+_FORMATS = ("float32", "bfloat16", "float16")
 # What takes that many times as long as float32 is not looked at any further.
 _HOPELESS = 1.5
 # Steps that differ by less are as fast as each other.
@@ -27,20 +28,30 @@ class Timed(NamedTuple):
 
     Args:
         policy: The policy.
-        seconds: The median time of a step.
-        spread: Half of the range of the middle half.
+        spent: How long a step takes.
         saved_bytes: What is kept for backward.
     """
 
     policy: Policy
-    seconds: float
-    spread: float
+    spent: Spent
     saved_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """The median time of a step."""
+        return self.spent.seconds
+
+    @property
+    def simplicity(self) -> tuple[int, ...]:
+        """What decides between policies that are as fast as each other, the smallest first."""
+        rules = self.policy.rules
+        own = len(rules.edits) + (rules.base != Rules().base)
+        return self.saved_bytes, own, _FORMATS.index(self.policy.compute_dtype)
 
     @property
     def candidate(self) -> Candidate:
         """What a plan keeps of it."""
-        return Candidate(brief(self.policy), *self[1:])
+        return Candidate(brief(self.policy), *self.spent[:2], self.saved_bytes)
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,7 @@ class Search:
         turns = [self.trial.turn(each) for each in distinct]
         spent = alternate(turns, self.trial.device_type, _SHARES[share] * self.seconds)
         return [
-            Timed(each, *times, self.trial.saved_bytes(each))
+            Timed(each, times, self.trial.saved_bytes(each))
             for each, times in zip(distinct, spent, strict=True)
         ]
 
@@ -105,9 +116,15 @@ def _best(timed: Sequence[Timed]) -> Timed:
     """
     usual = min((each for each in timed if not each.policy.rules.edits), key=lambda e: e.seconds)
     allowed = [each for each in timed if each.saved_bytes <= usual.saved_bytes]
-    enough = min(each.seconds for each in allowed) * (1 + _ALIKE)
-    near = [each for each in allowed if each.seconds <= enough]
-    return min(near, key=lambda e: (e.saved_bytes, len(e.policy.rules.edits), e.seconds))
+    fastest = min(allowed, key=lambda each: each.seconds)
+    near = [each for each in allowed if each.seconds <= _limit(fastest, each)]
+    return min(near, key=lambda each: (each.simplicity, each.seconds))
+
+
+def _limit(fastest: Timed, other: Timed) -> float:
+    """Returns up to which time another policy is as fast as the fastest, for all that is known."""
+    apart = max(_ALIKE * fastest.seconds, fastest.spent.noise + other.spent.noise)
+    return fastest.seconds + apart
 
 
 def _measured(found: Iterable[Proposals], policy: Policy) -> tuple[Measured, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from halfstep.core import Policy
+from halfstep.core import Policy, override_policy
 from halfstep.torch._observing._step import checked_loss
 from halfstep.torch._observing._untouched import gradients_apart, undrawn
 from halfstep.torch._planning._timing import Turn
@@ -59,11 +59,12 @@ class Trial:
 
     @contextlib.contextmanager
     def under(self, policy: Policy) -> Iterator[None]:
-        """Makes the model a region by a policy until the block ends."""
+        """Makes the model a region by a policy, whatever else is in force, until the block ends."""
         if policy.compute_dtype == "float32":
             yield
             return
-        region = prepare(self.model, policy=policy)
+        with override_policy(policy):
+            region = prepare(self.model, policy=policy)
         region._used = True
         try:
             yield

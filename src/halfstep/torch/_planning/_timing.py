@@ -1,6 +1,7 @@
 """Times calls that take turns, so that a slow spell of the machine hits all of them."""
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -23,10 +24,17 @@ class Spent(NamedTuple):
     Args:
         seconds: The median.
         spread: Half of the range of the middle half.
+        readings: How many there were.
     """
 
     seconds: float
     spread: float
+    readings: int = 1
+
+    @property
+    def noise(self) -> float:
+        """By how many seconds the median may well be wrong."""
+        return self.spread / math.sqrt(self.readings)
 
 
 def alternate(
@@ -74,7 +82,7 @@ def plainly(call: Call) -> Turn:
 
 def _summary(readings: list[float]) -> Spent:
     low, middle, high = statistics.quantiles(readings, n=4)
-    return Spent(middle, (high - low) / 2)
+    return Spent(middle, (high - low) / 2, len(readings))
 
 
 def _wait(device_type: str) -> Callable[[], None]:
