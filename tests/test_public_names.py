@@ -138,6 +138,11 @@ NAMES = {
         "Watcher",
         "examine",
     ],
+    "halfstep.plan": [
+        "Wanted",
+        "Watcher",
+        "find",
+    ],
     "halfstep.run": [
         "Activations",
         "Comparison",
@@ -168,6 +173,7 @@ NAMES = {
     "halfstep.report": [
         "ASCII_UNKNOWN",
         "FittingTable",
+        "PlanText",
         "Progress",
         "ReportText",
         "Row",
