@@ -80,7 +80,7 @@ class Policy:
             >>> Policy.of("float32") == Policy.of(Policy.named("float32"))
             True
         """
-        return _fields.of(cls, getattr(value, "policy", value), PolicyError)
+        return _fields.of(cls, _unplanned(value), PolicyError)
 
     @classmethod
     def parse(cls, text: str) -> "Policy":
@@ -141,8 +141,14 @@ class Policy:
         return ", ".join(f"{name}={getattr(self, name)}" for name in _fields.names(self))
 
 
-def _planned(path: str) -> Policy:
+def _unplanned(value: object) -> object:
     from halfstep.core._plan import Plan  # which is made of a policy
+
+    return value.policy if isinstance(value, Plan) else value
+
+
+def _planned(path: str) -> Policy:
+    from halfstep.core._plan import Plan
 
     return Plan.load(path).policy
 
