@@ -13,7 +13,7 @@ from halfstep.torch import autocast, plan, prepare
 from halfstep.torch._machine import machine
 from halfstep.torch._planning import _search, _timing
 from halfstep.torch._planning._search import Timed, _best
-from halfstep.torch._planning._timing import Spent, alternate, plainly
+from halfstep.torch._planning._timing import Spent, alternate, at_a_glance, plainly
 
 FLOAT32, BFLOAT16, FLOAT16 = (
     Policy.named(name) for name in ("float32", "mixed_bfloat16", "mixed_float16")
@@ -33,14 +33,15 @@ def clock(monkeypatch):
     """Lets a step take what a table says of the policy's compute dtype; rules save a half."""
     seconds = {"float32": 1.0, "bfloat16": 1.0, "float16": 1.0}
 
-    def spent(search, policies, share):
+    def timed(search, policies):
         distinct = list(dict.fromkeys(policies))
         return [
             Timed(each, Spent(seconds[each.compute_dtype] / (1 + bool(each.rules.edits)), 0.0), 0)
             for each in distinct
         ]
 
-    monkeypatch.setattr(_search.Search, "_timed", spent)
+    for name in ("_timed", "_glanced"):
+        monkeypatch.setattr(_search.Search, name, timed)
     return seconds
 
 
@@ -141,6 +142,7 @@ def test_a_plan_from_elsewhere_says_so():
         ({"seconds": "long"}, "seconds above zero, got 'long'"),
         ({"model": 3}, "needs a torch.nn.Module, got int"),
         ({"loss_fn": lambda model, batch: model(batch)}, "a loss of one number"),
+        ({"loss_fn": lambda model, batch: model(batch).mean().detach()}, "a loss with a gradient"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(change, says):
@@ -154,6 +156,16 @@ def test_a_model_that_is_prepared_is_refused():
     prepare(model, policy=BFLOAT16)
     with pytest.raises(UsageError, match="not prepared"):
         plan(model, torch.ones(4, 8), loss_fn)
+
+
+def test_a_glance_is_the_shorter_of_two(monkeypatch):
+    now, seconds = [0.0], iter([9.0, 2.0, 9.0, 1.0])
+    monkeypatch.setattr(_timing.time, "perf_counter", lambda: now[0])
+
+    def call():
+        now[0] += next(seconds)
+
+    assert at_a_glance(plainly(call), "cpu") == Spent(1.0, 0.0)
 
 
 def test_calls_take_turns(monkeypatch):

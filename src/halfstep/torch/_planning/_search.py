@@ -9,7 +9,7 @@ from halfstep.core import Candidate, Measured, Plan, Policy, Rules
 from halfstep.torch._machine import machine
 from halfstep.torch._planning._proposals import Proposals, proposals
 from halfstep.torch._planning._steps import Trial
-from halfstep.torch._planning._timing import Spent, alternate
+from halfstep.torch._planning._timing import Spent, alternate, at_a_glance
 
 _FLOAT32 = Policy.named("float32")
 _LOW = (Policy.named("mixed_bfloat16"), Policy.named("mixed_float16"))
@@ -18,7 +18,7 @@ _FORMATS = ("float32", "bfloat16", "float16")
 _HOPELESS = 1.5
 # Steps that differ by less are as fast as each other.
 _ALIKE = 0.01
-_SHARES = {"first": 0.1, "operations": 0.4, "steps": 0.5}
+_SHARE_OF_STEPS = 0.5
 
 Tell = Callable[[str], None]
 
@@ -72,11 +72,11 @@ class Search:
 
     def plan(self) -> Plan:
         """Returns the plan."""
-        native = self._timed(self._native(), "first")
+        native = self._glanced(self._native())
         hopeful = [each.policy for each in native if each.seconds <= _HOPELESS * native[0].seconds]
         found = [self._proposals(each, hopeful) for each in hopeful if each in _LOW]
         proposed = [each for some in found for each in some.policies()]
-        timed = self._timed([*hopeful, *proposed], "steps")
+        timed = self._timed([*hopeful, *proposed])
         best = _best(timed)
         hopeless = [each for each in native if each.policy not in hopeful]
         ordered = sorted([*timed, *hopeless], key=lambda each: (each is not best, each.seconds))
@@ -93,11 +93,19 @@ class Search:
         rules = "torch-2.13-cpu" if self.trial.device_type == "cpu" else "torch-2.13"
         return [_FLOAT32, *_LOW, *(each.with_(rules=rules) for each in _LOW)]
 
-    def _timed(self, policies: Iterable[Policy], share: str) -> list[Timed]:
+    def _glanced(self, policies: Sequence[Policy]) -> list[Timed]:
+        self.tell(f"Looking at {len(policies)} policies")
+        kind = self.trial.device_type
+        return [
+            Timed(each, at_a_glance(self.trial.turn(each), kind), self.trial.saved_bytes(each))
+            for each in policies
+        ]
+
+    def _timed(self, policies: Iterable[Policy]) -> list[Timed]:
         distinct = list(dict.fromkeys(policies))
         self.tell(f"Timing steps under {len(distinct)} policies")
         turns = [self.trial.turn(each) for each in distinct]
-        spent = alternate(turns, self.trial.device_type, _SHARES[share] * self.seconds)
+        spent = alternate(turns, self.trial.device_type, _SHARE_OF_STEPS * self.seconds)
         return [
             Timed(each, times, self.trial.saved_bytes(each))
             for each, times in zip(distinct, spent, strict=True)
@@ -105,7 +113,7 @@ class Search:
 
     def _proposals(self, policy: Policy, among: Sequence[Policy]) -> Proposals:
         self.tell(f"Timing operations in float32 and {policy.compute_dtype}")
-        share = _SHARES["operations"] / len(set(among).intersection(_LOW))
+        share = (1 - _SHARE_OF_STEPS) / len(set(among).intersection(_LOW))
         return proposals(self.trial, policy, self.budget, share * self.seconds)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from halfstep.core import Policy, override_policy
+from halfstep.errors import UsageError
 from halfstep.torch._observing._step import checked_loss
 from halfstep.torch._observing._untouched import gradients_apart, undrawn
 from halfstep.torch._planning._timing import Turn
@@ -45,7 +46,13 @@ class Trial:
 
     def forward(self) -> torch.Tensor:
         """Returns the loss."""
-        return checked_loss(self._loss_fn(self.model, self._batch), "plan")
+        loss = checked_loss(self._loss_fn(self.model, self._batch), "plan")
+        if not loss.requires_grad:
+            raise UsageError(
+                "plan needs a loss with a gradient, got one without. Leave out torch.no_grad() and "
+                ".detach(), and let parameters require gradients."
+            )
+        return loss
 
     def turn(self, policy: Policy) -> Turn:
         """Returns what runs steps under a policy."""
@@ -53,9 +60,14 @@ class Trial:
         @contextlib.contextmanager
         def within() -> Iterator[Callable[[], object]]:
             with self.under(policy):
-                yield lambda: self.forward().backward()
+                yield self._step
 
         return within
+
+    def _step(self) -> None:
+        for each in self.model.parameters():
+            each.grad = None
+        self.forward().backward()
 
     @contextlib.contextmanager
     def under(self, policy: Policy) -> Iterator[None]:
