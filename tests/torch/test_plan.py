@@ -108,6 +108,15 @@ def test_a_model_is_left_as_it_was():
     assert "forward" not in vars(model)
 
 
+def test_a_compiled_model_is_measured_without_its_compiler():
+    found = plan(torch.compile(a_model(), backend=refuse), torch.ones(4, 8), loss_fn, seconds=0.01)
+    assert found.candidates
+
+
+def refuse(graph, inputs):
+    raise AssertionError("was compiled")
+
+
 def test_a_plan_trains_what_it_was_made_for(tmp_path):
     model, path = a_model(), tmp_path / "plan.toml"
     plan(model, torch.ones(4, 8), loss_fn, seconds=0.01).save(path)
@@ -196,6 +205,19 @@ def test_a_quick_call_is_read_many_at_a_time(monkeypatch):
     (spent,) = alternate([plainly(call)], "cpu", 0.0, least=3)
     assert spent.seconds == pytest.approx(0.0001)
     assert len(calls) == 2 + 3 * 31
+
+
+def test_what_was_looked_at_only_is_told_as_if_it_had_been_timed_with_the_others(monkeypatch):
+    def glanced(search, policies):
+        return [timed(each, 2.0 if each == FLOAT32 else 10.0) for each in policies]
+
+    def timed_later(search, policies):
+        return [timed(each, 1.0) for each in policies]
+
+    monkeypatch.setattr(_search.Search, "_glanced", glanced)
+    monkeypatch.setattr(_search.Search, "_timed", timed_later)
+    found = plan(a_model(), torch.ones(4, 8), loss_fn, seconds=0.01)
+    assert [each.seconds for each in found.candidates] == [1.0, 5.0, 5.0, 5.0, 5.0]
 
 
 def test_candidates_say_what_was_timed():

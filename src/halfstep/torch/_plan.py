@@ -32,7 +32,7 @@ def plan(
 
     What the default rules keep in float32 stays there. Nothing keeps more for backward than the
     fastest of the policies without rules of their own. Parameters, gradients, buffers and random
-    numbers stay what they are.
+    numbers stay what they are. Compiled models run eagerly.
 
     Args:
         model: The model, in float32, on the device on which it trains, in training mode.

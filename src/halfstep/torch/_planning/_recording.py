@@ -173,7 +173,7 @@ def recorded(trial: Trial, policy: Policy) -> Recorder:
     """
     recorder = Recorder(trial.model)
     inside = Inside(settings_of(policy, trial.device_type))
-    with trial.untouched(), torch.compiler.set_stance("force_eager"):
+    with trial.untouched():
         with _state.observed(recorder), inside, recorder:
             loss = trial.forward()
         loss.backward()

@@ -48,6 +48,10 @@ class Timed(NamedTuple):
         own = len(rules.edits) + (rules.base != Rules().base)
         return self.saved_bytes, own, _FORMATS.index(self.policy.compute_dtype)
 
+    def at(self, speed: float) -> "Timed":
+        """Returns what it would be at another time, when float32 takes so many times as long."""
+        return self._replace(spent=self.spent._replace(seconds=self.seconds * speed))
+
     @property
     def candidate(self) -> Candidate:
         """What a plan keeps of it."""
@@ -78,7 +82,8 @@ class Search:
         proposed = [each for some in found for each in some.policies()]
         timed = self._timed([*hopeful, *proposed])
         best = _best(timed)
-        hopeless = [each for each in native if each.policy not in hopeful]
+        drift = timed[0].seconds / native[0].seconds
+        hopeless = [each.at(drift) for each in native if each.policy not in hopeful]
         ordered = sorted([*timed, *hopeless], key=lambda each: (each is not best, each.seconds))
         return Plan(
             best.policy,

@@ -34,9 +34,13 @@ class Trial:
 
     @contextlib.contextmanager
     def untouched(self) -> Iterator[None]:
-        """Lets gradients, buffers and random numbers be as they were when the block ends."""
+        """Lets gradients, buffers and random numbers be as they were when the block ends.
+
+        Compiled models run eagerly, since each policy would be compiled anew.
+        """
         buffers = [(each, each.detach().clone()) for each in self.model.buffers()]
-        with undrawn(), gradients_apart(self.model.parameters()):
+        eager = torch.compiler.set_stance("force_eager")
+        with eager, undrawn(), gradients_apart(self.model.parameters()):
             try:
                 yield
             finally:
