@@ -9,6 +9,7 @@ over that of the best of PyTorch's in the same round, with the middle half in br
 import argparse
 import contextlib
 import copy
+import math
 import time
 from datetime import date
 from statistics import median
@@ -79,9 +80,17 @@ def seconds(step, times):
     return (time.perf_counter() - begin) / times
 
 
+def at_first(step):
+    """Returns what two steps take, inf where PyTorch has no kernel for the format."""
+    try:
+        return seconds(step, 2)
+    except RuntimeError:
+        return math.inf
+
+
 def measured(steps, rounds):
     """Returns the times of each way, round by round."""
-    first = {name: seconds(step, 2) for name, step in steps.items()}
+    first = {name: at_first(step) for name, step in steps.items()}
     hopeful = {n: s for n, s in steps.items() if first[n] <= HOPELESS * first["float32"]}
     times = {name: [] for name in hopeful}
     for _ in range(rounds):
@@ -90,20 +99,21 @@ def measured(steps, rounds):
     return times, first
 
 
+def shown(times):
+    return "cannot" if math.isinf(median(times)) else f"{median(times) * 1e3:.2f} ms"
+
+
 def row(name, rounds, budget):
     torch.manual_seed(0)
     model, batch, loss_fn = MODELS[name]()
     found = plan(model, batch, loss_fn, seconds=budget)
     steps = dict(ways(model, batch, loss_fn, found))
-    memory = {name: kept(step) for name, step in steps.items()}
     times, first = measured(steps, rounds)
+    memory = {name: kept(steps[name]) for name in times}
     native = [each for each in times if each != "plan"]
     best = min(native, key=lambda each: median(times[each]))
     over = [a / b for a, b in zip(times["plan"], times[best], strict=True)]
-    cells = [
-        f"{median(times[each]) * 1e3:.2f} ms" if each in times else f"{first[each] * 1e3:.0f} ms"
-        for each in steps
-    ]
+    cells = [shown(times[each] if each in times else [first[each]]) for each in steps]
     rules = f"{found.policy.compute_dtype}, {len(found.policy.rules.edits)}"
     less = memory["plan"] / memory[best]
     return f"| {name} | {' | '.join(cells)} | {cell(over)} | {best} | {less:.2f} | {rules} |"

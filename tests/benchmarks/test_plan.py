@@ -15,6 +15,7 @@ def test_a_model_has_a_row():
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     cells = [each.strip() for each in printed.splitlines()[-1].strip("|").split("|")]
     assert cells[0] == "LSTM"
-    assert all(each.endswith(" ms") for each in cells[1:5])
+    # PyTorch has no LSTM in float16 on a CPU.
+    assert [each.split()[-1] for each in cells[1:5]] == ["ms", "ms", "cannot", "ms"]
     assert float(cells[5].split()[0]) > 0
     assert cells[6] in ("float32", "autocast bfloat16", "autocast float16")

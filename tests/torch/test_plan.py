@@ -108,6 +108,22 @@ def test_a_model_is_left_as_it_was():
     assert "forward" not in vars(model)
 
 
+def test_a_format_without_a_kernel_is_no_candidate():
+    class Refusing(nn.Linear):
+        def forward(self, inputs):
+            if torch.get_autocast_dtype("cpu") is torch.float16 and torch.is_autocast_enabled(
+                "cpu"
+            ):
+                raise RuntimeError("no kernel for Half")
+            return super().forward(inputs)
+
+    told = []
+    found = plan(Refusing(8, 2), torch.ones(4, 8), loss_fn, seconds=0.01, tell=told.append)
+    formats = {Policy.parse(each.policy).compute_dtype for each in found.candidates}
+    assert formats == {"float32", "bfloat16"}
+    assert "mixed_float16 cannot run: no kernel for Half" in told
+
+
 def test_a_compiled_model_is_measured_without_its_compiler():
     found = plan(torch.compile(a_model(), backend=refuse), torch.ones(4, 8), loss_fn, seconds=0.01)
     assert found.candidates

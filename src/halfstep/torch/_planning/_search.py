@@ -99,12 +99,19 @@ class Search:
         return [_FLOAT32, *_LOW, *(each.with_(rules=rules) for each in _LOW)]
 
     def _glanced(self, policies: Sequence[Policy]) -> list[Timed]:
+        """Returns about how long a step takes under policies, the first of which is float32."""
         self.tell(f"Looking at {len(policies)} policies")
-        kind = self.trial.device_type
-        return [
-            Timed(each, at_a_glance(self.trial.turn(each), kind), self.trial.saved_bytes(each))
-            for each in policies
-        ]
+        found = [self._glance(policies[0])]
+        for each in policies[1:]:
+            try:
+                found.append(self._glance(each))
+            except RuntimeError as error:  # an operation without a kernel for this format
+                self.tell(f"{brief(each)} cannot run: {error}")
+        return found
+
+    def _glance(self, policy: Policy) -> Timed:
+        spent = at_a_glance(self.trial.turn(policy), self.trial.device_type)
+        return Timed(policy, spent, self.trial.saved_bytes(policy))
 
     def _timed(self, policies: Iterable[Policy]) -> list[Timed]:
         distinct = list(dict.fromkeys(policies))
