@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self
 from halfstep.core import Plan
 from halfstep.errors import UsageError
 from halfstep.launch import Script, SharedInput, explain_exit, run_process
+from halfstep.plan._planner import ONLY_PYTORCH
 
 _CHILD = "halfstep.plan._child"
 _KEPT_LINES = 20
@@ -95,7 +96,9 @@ def find(wanted: Wanted, watcher: Watcher) -> Plan | str:
             _job(wanted), SharedInput(), child=_CHILD, on_event=on_event, on_output=on_output
         )
     except _Enough:
-        return Plan.parse(heard["plan"]["plan"]) if "plan" in heard else heard["refused"]["why"]
+        if "plan" in heard:
+            return Plan.parse(heard["plan"]["plan"])
+        return str(heard["refused"]["why"]).rstrip(".")
     if code:
         return heard["error"]["error"] if "error" in heard else explain_exit(code, kept)
     return _never_came(wanted.step, heard.get("steps", {"steps": 0})["steps"])
@@ -103,10 +106,7 @@ def find(wanted: Wanted, watcher: Watcher) -> Plan | str:
 
 def _never_came(step: int, steps: int) -> str:
     if not steps:
-        return (
-            "no step of an optimizer was seen in it. plan knows training scripts of PyTorch; those "
-            "of Keras and JAX it does not know yet"
-        )
+        return f"no step of an optimizer was seen in it. {ONLY_PYTORCH}"
     return f"it ended after {steps} steps, before step {step}. Write --step {steps}"
 
 

@@ -3,8 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from halfstep.errors import HalfstepError
+from halfstep.core import Plan
+from halfstep.errors import HalfstepError, UsageError
 from halfstep.launch import Probe, Send
+
+ONLY_PYTORCH = (
+    "plan knows training scripts of PyTorch; those of Keras and JAX it does not know yet. Write "
+    "halfstep compare SCRIPT to see policies side by side"
+)
 
 
 class Planner:
@@ -50,15 +56,22 @@ class Planner:
 
     def _measure(self) -> None:
         try:
-            found = self._looking.plan(tell=self._tell, **self._settings)
+            found = self._found()
         except HalfstepError as error:
             self._send({"kind": "refused", "why": str(error)})
-            return
-        if found is None:
-            why = "no model was called in the step. plan measures calls of a torch.nn.Module"
-            self._send({"kind": "refused", "why": why})
         else:
             self._send({"kind": "plan", "plan": found.to_toml()})
+
+    def _found(self) -> Plan:
+        if not hasattr(self._looking, "plan"):
+            raise UsageError(ONLY_PYTORCH)
+        found: Plan | None = self._looking.plan(tell=self._tell, **self._settings)
+        if found is None:
+            raise UsageError(
+                "No model was called in the step. plan measures calls of a torch.nn.Module that "
+                "trains: call the model itself, not a method of it"
+            )
+        return found
 
     def _tell(self, text: str) -> None:
         self._send({"kind": "telling", "text": text})
