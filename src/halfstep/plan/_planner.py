@@ -7,10 +7,7 @@ from halfstep.core import Plan
 from halfstep.errors import HalfstepError, UsageError
 from halfstep.launch import Probe, Send
 
-ONLY_PYTORCH = (
-    "plan knows training scripts of PyTorch; those of Keras and JAX it does not know yet. Write "
-    "halfstep compare SCRIPT to see policies side by side"
-)
+ONLY_PYTORCH = "plan knows training scripts of PyTorch; those of Keras and JAX it does not know yet"
 
 
 class Planner:
