@@ -61,6 +61,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/jax_step.py
 	$(BIN)/python benchmarks/keras_fit.py
 	$(BIN)/python benchmarks/doctor.py
+	$(BIN)/python benchmarks/plan.py
 
 clean:
 	rm -rf $(VENV) site build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

@@ -11,6 +11,7 @@ BUILT_IN = {
     "RuleError": ValueError,
     "ScaleError": ValueError,
     "FormatError": ValueError,
+    "PlanError": ValueError,
     "ReportError": ValueError,
     "UsageError": ValueError,
     "MissingFileError": FileNotFoundError,

@@ -14,6 +14,7 @@ __all__ = [
     "NoCheckError",
     "NonFiniteError",
     "NotScalarError",
+    "PlanError",
     "PolicyError",
     "RefusedOperationError",
     "ReportError",
@@ -41,12 +42,22 @@ class ScaleError(HalfstepError, ValueError):
     """Settings of a loss scale that could destroy a run."""
 
 
+class PlanError(HalfstepError, ValueError):
+    """A plan that cannot be read, with the line and column of what is wrong."""
+
+
 class FormatError(HalfstepError, ValueError):
     """A number format that is not known."""
 
 
 class ReportError(HalfstepError, ValueError):
-    """A report of a training that cannot be read."""
+    """A report of a training, or what was measured, that cannot be read.
+
+    Args:
+        place: The key at which it cannot, such as "Report.steps[3].loss".
+    """
+
+    place = ""
 
 
 class UsageError(HalfstepError, ValueError):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import numpy as jnp
 
-from halfstep import Policy
+from halfstep import Plan, Policy
 from halfstep.core import override_policy
 from halfstep.errors import PolicyError, RuleError, ScaleError, UsageError
 from halfstep.jax import autocast
@@ -27,6 +27,14 @@ def test_arguments_and_results_are_trees_of_anything():
     assert (out["name"], out["more"], out["none"]) == ("tanh", (1, [2.5, "three"]), None)
     assert out["out"].dtype == jnp.float32
     np.testing.assert_allclose(out["out"], jnp.tanh(X @ W), atol=0.01)
+
+
+def test_a_plan_is_a_policy(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text('[policy]\ncompute_dtype = "bfloat16"\nscale = "none"')
+    for plan in (str(path), Plan.load(path)):
+        made = jax.make_jaxpr(autocast(lambda x: x @ W, policy=plan))(X)
+        assert dtypes(made, "dot_general")[0][0] == ("bfloat16", "bfloat16")
 
 
 def test_programs_may_branch_on_integers_and_booleans():

@@ -4,7 +4,7 @@ import pytest
 
 from tests.keras.policies import keras, nothing_left  # noqa: F401
 
-from halfstep.core import LossScale, Policy  # isort: skip
+from halfstep.core import LossScale, Machine, Plan, Policy  # isort: skip
 from halfstep.errors import PolicyError, UsageError
 from halfstep.keras import global_policy, set_global_policy
 
@@ -40,6 +40,7 @@ def test_names_that_keras_knows(name):
         Policy.named("mixed_bfloat16"),
         "param_dtype=float32, compute_dtype=bfloat16, scale=none",
         Policy.named("mixed_bfloat16").to_dict(),
+        Plan(Policy.named("mixed_bfloat16"), Machine("cpu", "a processor")),
         keras.DTypePolicy("mixed_bfloat16"),
     ],
 )

@@ -13,6 +13,7 @@ from halfstep.cli._compare import compare
 from halfstep.cli._doctor import doctor
 from halfstep.cli._interruptions import INTERRUPTED
 from halfstep.cli._memory import memory
+from halfstep.cli._plan import plan
 from halfstep.cli._rules import rules
 from halfstep.cli._run import SETTINGS, run
 from halfstep.errors import HalfstepError, UsageError
@@ -24,6 +25,7 @@ _OWN_OPTIONS = {
     "compare": "The script's own options go after --: halfstep compare SCRIPT -- ...",
     "doctor": "The script's own options go after --: halfstep doctor SCRIPT -- ...",
     "memory": "The script's own options go after --: halfstep memory SCRIPT -- ...",
+    "plan": "The script's own options go after --: halfstep plan SCRIPT -- ...",
     "run": "The script's own options go after the script: halfstep run SCRIPT ...",
 }
 
@@ -36,6 +38,7 @@ app = typer.Typer(
 app.command()(compare)
 app.command()(doctor)
 app.command()(memory)
+app.command()(plan)
 app.command()(rules)
 app.command(context_settings=SETTINGS)(run)
 

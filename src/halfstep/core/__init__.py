@@ -1,5 +1,7 @@
 """The part of halfstep that knows no framework: values, rules and the loss scale's transition."""
 
+from halfstep.core._cut import Boundary as Boundary
+from halfstep.core._cut import cheapest as cheapest
 from halfstep.core._diagnosis import Diagnosis as Diagnosis
 from halfstep.core._diagnosis import Fault as Fault
 from halfstep.core._events import emit as emit
@@ -7,6 +9,9 @@ from halfstep.core._events import listening as listening
 from halfstep.core._events import metric as metric
 from halfstep.core._events import quiet as quiet
 from halfstep.core._events import subscribe as subscribe
+from halfstep.core._evidence import Candidate as Candidate
+from halfstep.core._evidence import Machine as Machine
+from halfstep.core._evidence import Measured as Measured
 from halfstep.core._exponents import LOW_FORMATS as LOW_FORMATS
 from halfstep.core._exponents import Exponents as Exponents
 from halfstep.core._formats import FORMATS as FORMATS
@@ -17,7 +22,12 @@ from halfstep.core._observation import Observed as Observed
 from halfstep.core._override import override_policy as override_policy
 from halfstep.core._override import overriding_policy as overriding_policy
 from halfstep.core._patches import replace as replace
+from halfstep.core._plan import Plan as Plan
+from halfstep.core._plan import StalePlanWarning as StalePlanWarning
+from halfstep.core._plan import plan_of as plan_of
+from halfstep.core._plan import tell_if_stale as tell_if_stale
 from halfstep.core._policy import Policy as Policy
+from halfstep.core._processor import processor as processor
 from halfstep.core._ranges import BACKWARD as BACKWARD
 from halfstep.core._ranges import FORWARD as FORWARD
 from halfstep.core._ranges import Range as Range
@@ -54,6 +64,8 @@ __all__ = [
     "FORWARD",
     "LOW_FORMATS",
     "SEVERITIES",
+    "Boundary",
+    "Candidate",
     "Cast",
     "Culprits",
     "Diagnosis",
@@ -62,9 +74,12 @@ __all__ = [
     "Finding",
     "Format",
     "LossScale",
+    "Machine",
+    "Measured",
     "Moment",
     "Observation",
     "Observed",
+    "Plan",
     "Policy",
     "Range",
     "Ranges",
@@ -75,9 +90,11 @@ __all__ = [
     "Sample",
     "ScaleState",
     "SkippedStepsWarning",
+    "StalePlanWarning",
     "Step",
     "UnmatchedRuleWarning",
     "Window",
+    "cheapest",
     "culprits_text",
     "emit",
     "levels_to_user",
@@ -87,15 +104,19 @@ __all__ = [
     "overflow_reason",
     "override_policy",
     "overriding_policy",
+    "plan_of",
+    "processor",
     "quiet",
     "replace",
     "subscribe",
+    "tell_if_stale",
     "tell_skips",
     "unmatched",
 ]
 
 # Pickles, reprs and tracebacks show the public path, which outlives the private files.
 for _value in (
+    Candidate,
     Cast,
     Diagnosis,
     Exponents,
@@ -103,9 +124,12 @@ for _value in (
     Finding,
     Format,
     LossScale,
+    Machine,
+    Measured,
     Moment,
     Observation,
     Observed,
+    Plan,
     Policy,
     Range,
     Ranges,
@@ -116,6 +140,7 @@ for _value in (
     Sample,
     ScaleState,
     SkippedStepsWarning,
+    StalePlanWarning,
     Step,
     UnmatchedRuleWarning,
     Window,

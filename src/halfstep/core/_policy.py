@@ -74,17 +74,19 @@ class Policy:
 
     @classmethod
     def of(cls, value: object) -> "Policy":
-        """Returns a policy as it is, or reads its text or dict form.
+        """Returns a policy as it is, that of a plan, or reads its text or dict form.
 
         Example:
             >>> Policy.of("float32") == Policy.of(Policy.named("float32"))
             True
         """
-        return _fields.of(cls, value, PolicyError)
+        return _fields.of(cls, _unplanned(value), PolicyError)
 
     @classmethod
     def parse(cls, text: str) -> "Policy":
         """Reads a name, or `key=value` pairs separated by commas, or a name and what differs.
+
+        A text that ends in `.toml` is the path of a plan's file, which is read.
 
         Example:
             >>> policy = Policy.parse("mixed_bfloat16, rules=torch-2.13 + softmax=keep")
@@ -93,6 +95,8 @@ class Policy:
         """
         if not isinstance(text, str):
             raise PolicyError(f"Policy needs a text, got {text!r}. Write 'mixed_bfloat16'.")
+        if text.rstrip().endswith(".toml"):
+            return _planned(text.strip())
         first, *rest = split(text)
         start, rest = (cls(), [first, *rest]) if "=" in first else (cls.named(first), rest)
         return start.with_(**pairs(rest, _fields.names(cls), PolicyError, f"The policy {text!r}"))
@@ -135,6 +139,18 @@ class Policy:
             if policy == self:
                 return name
         return ", ".join(f"{name}={getattr(self, name)}" for name in _fields.names(self))
+
+
+def _unplanned(value: object) -> object:
+    from halfstep.core._plan import Plan  # which is made of a policy
+
+    return value.policy if isinstance(value, Plan) else value
+
+
+def _planned(path: str) -> Policy:
+    from halfstep.core._plan import Plan
+
+    return Plan.load(path).policy
 
 
 def _suggestion(name: object) -> str:

@@ -60,7 +60,7 @@ to_dict() made.
     try:
         return cls(**values)
     except HalfstepError as error:
-        raise ReportError(f"In {where}: {error}") from None
+        raise _unread(f"In {where}: {error}", where) from None
 
 
 def _check_keys(cls: Any, data: Mapping[str, Any], where: str) -> None:
@@ -68,16 +68,17 @@ def _check_keys(cls: Any, data: Mapping[str, Any], where: str) -> None:
     known = [field.name for field in fields]
     for key in data:
         if key not in known:
-            raise ReportError(
+            raise _unread(
                 f"{where} needs keys among {', '.join(known)}, got {_short(key)}."
-                f"{suggestion(key, known) or f' {_WRITTEN}'}"
+                f"{suggestion(key, known) or f' {_WRITTEN}'}",
+                f"{where}.{key}",
             )
     none = dataclasses.MISSING
     for field in fields:
         is_required = field.default is none and field.default_factory is none
         if is_required and field.name not in data:
             given = ", ".join(data) or "nothing"
-            raise ReportError(f"{where} needs {field.name}, got only {given}. {_WRITTEN}")
+            raise _unread(f"{where} needs {field.name}, got only {given}. {_WRITTEN}", where)
 
 
 def _value(kind: Any, data: Any, where: str) -> Any:
@@ -133,7 +134,13 @@ _SCALARS: dict[Any, tuple[str, Callable[[Any], Any]]] = {
 
 
 def _wrong(where: str, expected: str, data: Any) -> ReportError:
-    return ReportError(f"{where} needs to be {expected}, got {_short(data)}. {_WRITTEN}")
+    return _unread(f"{where} needs to be {expected}, got {_short(data)}. {_WRITTEN}", where)
+
+
+def _unread(text: str, place: str) -> ReportError:
+    error = ReportError(text)
+    error.place = place
+    return error
 
 
 def _short(data: Any) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from halfstep.core import LossScale, Policy, Rules
+from halfstep.core import LossScale, Plan, Policy, Rules
 from halfstep.errors import PolicyError
 from halfstep.keras._private import backend
 
@@ -51,7 +51,7 @@ def read(value: Any) -> Chosen:
             f"A policy for Keras by the paths of layers needs a policy map, got {value!r}. Write"
             " keras.dtype_policies.DTypePolicyMap('float32', {...})."
         )
-    if not isinstance(value, (str, dict, Policy)):
+    if not isinstance(value, (str, dict, Policy, Plan)):
         raise PolicyError(
             "A policy for Keras needs a name, a halfstep.Policy or a keras.DTypePolicy, got"
             f" {value!r}. Write 'mixed_float16'."

@@ -22,6 +22,8 @@ class Job:
         every: At each how many steps to look closely.
         steps: After how many steps to stop, 0 for not at all.
         overrides: Whether the policy wins over what the script itself asks for.
+        seconds: About how long to measure.
+        budget: How far an operation may be from float32.
     """
 
     script: str
@@ -35,6 +37,8 @@ class Job:
     every: int = 0
     steps: int = 0
     overrides: bool = True
+    seconds: float = 0.0
+    budget: float = 0.0
 
     def to_text(self) -> str:
         """Returns the job as one command-line argument."""

@@ -2,12 +2,12 @@
 
 import contextlib
 import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Protocol
+
+from halfstep.core import processor
 
 
 class SavedBytes(Protocol):
@@ -190,13 +190,4 @@ def keras_probe() -> KerasProbe:
 def processor_name() -> str:
     """Returns the name of the processor and how many cores this process may use."""
     cores = os.process_cpu_count() if hasattr(os, "process_cpu_count") else os.cpu_count()
-    return f"{_model_name() or platform.machine()} ({cores} cores)"
-
-
-def _model_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "")
+    return f"{processor()} ({cores} cores)"

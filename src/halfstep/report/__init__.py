@@ -10,6 +10,7 @@ from halfstep.report._numbers import (
     seconds_text,
 )
 from halfstep.report._page import check_page, page
+from halfstep.report._plan_text import PlanText
 from halfstep.report._progress import Progress
 from halfstep.report._report_text import ReportText
 from halfstep.report._shares import share_text
@@ -21,6 +22,7 @@ __all__ = [
     "ASCII_UNKNOWN",
     "UNKNOWN",
     "FittingTable",
+    "PlanText",
     "Progress",
     "ReportText",
     "Row",

@@ -32,6 +32,7 @@ from halfstep.torch._observe import observe as observe
 from halfstep.torch._observing._ranges import ranges as ranges
 from halfstep.torch._observing._sampling import Watch as Watch
 from halfstep.torch._observing._sampling import watch as watch
+from halfstep.torch._plan import plan as plan
 from halfstep.torch._prepare import prepare as prepare
 from halfstep.torch._region import Region as Region
 from halfstep.torch._regions._release import accumulate as accumulate
@@ -75,6 +76,7 @@ __all__ = [
     "load_float32_state_dict",
     "lost_updates",
     "observe",
+    "plan",
     "prepare",
     "ranges",
     "save",

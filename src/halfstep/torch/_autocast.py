@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 
-from halfstep.core import Policy, Rules, overriding_policy
+from halfstep.core import Plan, Policy, Rules, overriding_policy
 from halfstep.errors import RuleError, UsageError
 from halfstep.torch._devices import check_device, default_device
 from halfstep.torch._dtypes import checked, compute_dtype
@@ -17,6 +17,7 @@ from halfstep.torch._engine import _state
 from halfstep.torch._engine._observe import Observer
 from halfstep.torch._engine._ops import overloads
 from halfstep.torch._explain import Explanation
+from halfstep.torch._machine import asked_policy
 from halfstep.torch._private import autocast_devices, never_compile
 from halfstep.torch._tracing import constant, ready
 
@@ -78,7 +79,7 @@ class autocast:
         cache_enabled: bool | None = None,
         *,
         rules: Rules | str | None = None,
-        policy: Policy | str | None = None,
+        policy: Policy | Plan | str | None = None,
     ) -> None:
         if isinstance(device_type, bool):  # torch.cuda.amp.autocast(enabled, dtype, cache_enabled)
             device_type, enabled, cache_enabled = None, device_type, enabled
@@ -213,7 +214,7 @@ def _settings(
     enabled: bool,
     cache_enabled: bool | None,
     rules: Rules | str | None,
-    policy: Policy | str | None,
+    policy: Policy | Plan | str | None,
 ) -> Settings:
     if policy is not None and (dtype is not None or rules is not None):
         raise UsageError(
@@ -221,7 +222,7 @@ def _settings(
             f"dtype={dtype}, rules={rules!r}. Write the dtype and the rules into the policy."
         )
     device = check_device(default_device() if device_type is None else device_type, enabled=enabled)
-    chosen = overriding_policy() or (None if policy is None else Policy.of(policy))
+    chosen = overriding_policy() or (None if policy is None else asked_policy(policy))
     if chosen is not None:
         low = compute_dtype(chosen.compute_dtype)
         asked: Rules | None = chosen.rules

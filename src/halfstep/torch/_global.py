@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from halfstep.core import Policy
+from halfstep.core import Plan, Policy
 from halfstep.errors import UsageError
 from halfstep.torch._dtypes import HALF
 from halfstep.torch._engine import _state
@@ -148,7 +148,7 @@ def _is_of_keras(kind: Any) -> bool:
 _everywhere: _Everywhere | None = None
 
 
-def set_global_policy(policy: Policy | str) -> None:
+def set_global_policy(policy: Policy | Plan | str) -> None:
     """Makes every model and every optimizer of the process train by a policy.
 
     A module with parameters that is called from outside of any other becomes a region, as if it
@@ -168,7 +168,7 @@ def set_global_policy(policy: Policy | str) -> None:
     `zero_grad` was called; `model.zero_grad()` is not seen.
 
     Args:
-        policy: The policy, or its text.
+        policy: The policy, or its text; or a plan, or the path of its file.
 
     Example:
         >>> import torch

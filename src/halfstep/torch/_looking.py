@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from halfstep.core import Cast, Diagnosis, Ranges, quiet
+from halfstep.core import Cast, Diagnosis, Plan, Ranges, quiet
 from halfstep.torch._called import Call, loss_of, put
 from halfstep.torch._diagnose import diagnose
 from halfstep.torch._engine import _state
@@ -25,6 +25,7 @@ from halfstep.torch._observing._ranges import ranges
 from halfstep.torch._observing._twins import twin
 from halfstep.torch._observing._untouched import undrawn
 from halfstep.torch._patches import Undo, replace
+from halfstep.torch._plan import plan
 from halfstep.torch._private import autocast_devices, in_backward
 from halfstep.torch._regions._forward import forward_of
 from halfstep.torch._regions._tree import tensors_in
@@ -151,6 +152,22 @@ class Looking:
             for cast in self._casts(model):
                 path = _below(kind, cast.module) if len(models) > 1 else cast.module
                 yield with_changes(cast, module=path or kind)
+
+    def plan(self, *, seconds: float, budget: float, tell: Callable[[str], None]) -> Plan | None:
+        """Returns the policy under which the largest model of the step is fastest, with its calls.
+
+        Args:
+            seconds: About how long to measure.
+            budget: How far an operation may be from float32.
+            tell: Is told what is measured.
+        """
+        return _outside(lambda: self._plan(seconds=seconds, budget=budget, tell=tell))
+
+    def _plan(self, **settings: Any) -> Plan | None:
+        for model, loss_fn in self._models(1.0):
+            with self._as_before(model):
+                return plan(model, (), loss_fn, **settings)
+        return None
 
     def _ranges(self, model: nn.Module, loss_fn: Callable[..., Tensor]) -> Ranges:
         found = ranges(model, (), loss_fn, optimizer=self._optimizer(model))

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from halfstep.core import Policy, emit, listening
+from halfstep.core import Plan, Policy, emit, listening
 from halfstep.errors import UsageError
 from halfstep.torch._observing._diagnosis import widening
 from halfstep.torch._observing._step import Case
@@ -27,7 +27,7 @@ from halfstep.torch._regions._widening import Skipping, Widening
 def prepare(
     model: nn.Module,
     optimizer: Optimizer | Iterable[Optimizer] | None = None,
-    policy: Policy | str = "mixed_float16",
+    policy: Policy | Plan | str = "mixed_float16",
     *,
     masters: str = "cast",
     grad_dtype: str | None = None,
@@ -47,7 +47,7 @@ def prepare(
             prepared by itself keeps its own policy.
         optimizer: One or several optimizers that train it. They then skip a step whose gradients
             are not finite, and leave parameters, state and step counts as they were.
-        policy: The policy, or its text.
+        policy: The policy, or its text; or a plan, or the path of its file.
         masters: Where float32 masters are. `cast`: parameters stay in float32, and are cast where
             they are used. `split`: parameters become the policy's `param_dtype`, bfloat16 where it
             is float32, and the bits that they lack are kept beside the optimizer, exactly.

@@ -5,7 +5,7 @@ from typing import Any
 
 from halfstep.torch._dtypes import COMPUTE
 from halfstep.torch._engine._actions import Cache, Casts, Runner
-from halfstep.torch._engine._observe import CountingCache, Observer
+from halfstep.torch._engine._observe import CountingCache, Listener
 from halfstep.torch._engine._ops import Operation
 from halfstep.torch._engine._paths import PATHS
 from halfstep.torch._engine._tables import Table
@@ -24,7 +24,7 @@ class Active:
         observer: Who is told what runs, if anybody.
     """
 
-    def __init__(self, table: Table, cache: Cache, observer: Observer | None) -> None:
+    def __init__(self, table: Table, cache: Cache, observer: Listener | None) -> None:
         self.table = table
         self.device_type = table.scope.device_type
         self.low = COMPUTE[table.scope.dtype]
@@ -59,10 +59,9 @@ class Active:
         return runner, self._remembered if remembers else self._anew
 
 
-def _recorded(runner: Runner, operation: Operation, action: str, observer: Observer) -> Runner:
+def _recorded(runner: Runner, operation: Operation, action: str, observer: Listener) -> Runner:
     def recorded(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], casts: Casts) -> Any:
-        given = (*args, *kwargs.values())
         run = lambda: runner(op, args, kwargs, casts)  # noqa: E731
-        return observer.ruled(operation.base, action, given, run)
+        return observer.ruled(operation, action, args, kwargs, run)
 
     return recorded

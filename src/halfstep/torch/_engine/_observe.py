@@ -1,7 +1,7 @@
 """Watches what runs in a region, operation by operation, and fills the record of it."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -9,11 +9,28 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfstep.torch._dtypes import name_of
 from halfstep.torch._engine._actions import Cache, tensors_of
+from halfstep.torch._engine._ops import Operation
 from halfstep.torch._engine._paths import PATHS
 from halfstep.torch._explain import Explanation
 
 # What autograd and factory functions do for themselves.
 _BOOKKEEPING = ("aten::detach", "aten::lift_fresh")
+
+
+class Listener(Protocol):
+    """What operations with a rule, and casts, tell of themselves."""
+
+    @property
+    def seen(self) -> int:
+        """How many operations went by."""
+
+    def ruled(
+        self, operation: Operation, action: str, args: Any, kwargs: Any, call: Callable[[], Any]
+    ) -> Any:
+        """Runs an operation that a rule decides about, and returns its result."""
+
+    def count_cast(self, result: Tensor) -> None:
+        """Counts a cast."""
 
 
 class Observer(TorchDispatchMode):
@@ -31,7 +48,9 @@ class Observer(TorchDispatchMode):
         self._depth = self._seen = 0
         self._copies = self._copied_bytes = 0
 
-    def ruled(self, name: str, action: str, given: tuple[Any, ...], call: Callable[[], Any]) -> Any:
+    def ruled(
+        self, operation: Operation, action: str, args: Any, kwargs: Any, call: Callable[[], Any]
+    ) -> Any:
         """Runs an operation that a rule decides about, and records it unless it is part of one."""
         self._depth += 1
         before = (self._copies, self._copied_bytes)
@@ -41,7 +60,7 @@ class Observer(TorchDispatchMode):
             self._depth -= 1
         if not self._depth:
             made = (self._copies - before[0], self._copied_bytes - before[1])
-            self._record(name, action, given, result, *made)
+            self._record(operation.base, action, (*args, *kwargs.values()), result, *made)
         return result
 
     @property
@@ -87,7 +106,7 @@ class CountingCache:
         observer: Who counts.
     """
 
-    def __init__(self, cache: Cache, observer: Observer) -> None:
+    def __init__(self, cache: Cache, observer: Listener) -> None:
         self._cache = cache
         self._observer = observer
 

@@ -16,7 +16,7 @@ from halfstep.torch._dtypes import name_of
 from halfstep.torch._engine import _fingerprint
 from halfstep.torch._engine._active import Active
 from halfstep.torch._engine._kernels import Kernels
-from halfstep.torch._engine._observe import Observer
+from halfstep.torch._engine._observe import Listener
 from halfstep.torch._engine._ops import operations
 from halfstep.torch._engine._paths import PATHS
 from halfstep.torch._engine._tables import Scope, Table, table
@@ -57,7 +57,7 @@ class _Local(threading.local):
         scope = active.table.scope
         return self.active(scope.cached, scope.device_type, low, active.table.rules_text)
 
-    def observed(self, observer: Observer, cached: bool, *where: Any) -> Active:
+    def observed(self, observer: Listener, cached: bool, *where: Any) -> Active:
         """Returns the rules of a region in which everything is recorded."""
         return Active(_ready_table(*where, cached, True), self.weights, observer)
 
@@ -178,7 +178,7 @@ def on_trial() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def observed(observer: Observer) -> Iterator[None]:
+def observed(observer: Listener) -> Iterator[None]:
     """Makes regions entered in this thread tell the observer what they run."""
     before = _LOCAL.active
     _LOCAL.active = functools.partial(_LOCAL.observed, observer)

@@ -121,7 +121,7 @@ def _seen(case: Case, watching: Watching) -> Step:
 
 def _loss(case: Case, batch: Any, watching: Watching) -> Tensor:
     with watching:
-        loss = _checked(case.loss_fn(case.model, batch), case.caller)
+        loss = checked_loss(case.loss_fn(case.model, batch), case.caller)
         return loss if case.loss_scale == 1.0 else loss * case.loss_scale
 
 
@@ -143,7 +143,8 @@ def _plain(grad: Tensor) -> Tensor:
     return grad.coalesce().values() if grad.is_sparse else grad
 
 
-def _checked(loss: Any, caller: str) -> Tensor:
+def checked_loss(loss: Any, caller: str) -> Tensor:
+    """Returns what a loss function returned, if it is a loss."""
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         found = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
         raise UsageError(

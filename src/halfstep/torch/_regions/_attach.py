@@ -7,19 +7,20 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from halfstep.core import Policy, overriding_policy
+from halfstep.core import Plan, Policy, overriding_policy
 from halfstep.errors import PolicyError, UsageError
 from halfstep.torch._dtypes import compute_dtype
+from halfstep.torch._machine import asked_policy
 from halfstep.torch._masters._settings import MasterSettings, checked_settings
 from halfstep.torch._scaling._gradients import parameters_of
 
 
-def checked_policy(policy: Policy | str) -> Policy:
+def checked_policy(policy: Policy | Plan | str) -> Policy:
     """Returns the policy that a region follows, if it can.
 
     One that wins over what a script asks for leaves islands of full precision alone.
     """
-    asked = Policy.of(policy)
+    asked = asked_policy(policy)
     chosen = asked if asked.compute_dtype == "float32" else overriding_policy() or asked
     compute_dtype(chosen.compute_dtype)
     compute_dtype(chosen.output_dtype)

@@ -1,0 +1,1 @@
+"""Finds a policy by measuring the operations of a step, and whole steps."""
