@@ -9,13 +9,17 @@ from halfstep.core import (
     FAMILIES,
     FORMATS,
     SEVERITIES,
+    Candidate,
     Cast,
     Diagnosis,
     Exponents,
     Fault,
     Finding,
     LossScale,
+    Machine,
+    Measured,
     Moment,
+    Plan,
     Policy,
     Range,
     Ranges,
@@ -82,6 +86,44 @@ POLICIES = st.builds(
 ) | st.sampled_from([Policy.named(name) for name in Policy.names()])
 
 STEPS = st.lists(st.booleans(), max_size=60)
+
+SECONDS = st.floats(0.0, 1e3) | st.just(float("inf"))
+PLANS = st.builds(
+    Plan,
+    policy=POLICIES,
+    machine=st.builds(
+        Machine,
+        device=WORDS,
+        name=st.text(max_size=8),
+        threads=st.integers(0, 99),
+        versions=st.lists(st.builds("{} {}".format, WORDS, WORDS), max_size=2).map(tuple),
+    ),
+    candidates=st.lists(
+        st.builds(
+            Candidate,
+            policy=st.text(max_size=8),
+            seconds=SECONDS,
+            spread=SECONDS,
+            saved_bytes=st.integers(0, 2**50),
+        ),
+        max_size=2,
+    ).map(tuple),
+    measured=st.lists(
+        st.builds(
+            Measured,
+            operation=OPERATIONS,
+            module=st.text(max_size=8),
+            inputs=st.text(max_size=8),
+            count=st.integers(1, 99),
+            rule=st.sampled_from(["", *ACTIONS]),
+            float32_seconds=SECONDS,
+            low_seconds=SECONDS,
+            low_error=SECONDS,
+        ),
+        max_size=2,
+    ).map(tuple),
+    made=st.text(max_size=8),
+)
 
 
 def field_names(value):

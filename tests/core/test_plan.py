@@ -4,7 +4,6 @@ import warnings
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from halfstep.core import (
     Candidate,
@@ -19,7 +18,7 @@ from halfstep.core import (
 )
 from halfstep.core._positions import Position, position
 from halfstep.errors import MissingFileError, PlanError
-from tests.core.strategies import POLICIES
+from tests.core.strategies import PLANS
 
 RULES = Rules().with_rule("softmax", "full", reason='It says "why".', where="head*")
 MACHINE = Machine("cpu", "a processor", 2, ("halfstep 0.1.0", "torch 2.13.0"))
@@ -59,10 +58,24 @@ def test_its_text_has_a_line_for_each_thing():
     assert tomllib.loads(TEXT)["measured"][0]["low_seconds"] == math.inf
 
 
-@given(policy=POLICIES, made=st.text(max_size=5))
-def test_what_is_written_is_read(policy, made):
-    plan = Plan(policy, MACHINE, PLAN.candidates, PLAN.measured, made)
+@given(PLANS)
+def test_what_is_written_is_read(plan):
     assert Plan.parse(plan.to_toml()) == plan
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"policy": "float32"}, "Plan needs machine"),
+        (3, "Plan needs a dict"),
+        (PLAN.to_dict() | {"canidates": []}, "Did you mean 'candidates'"),
+        (PLAN.to_dict() | {"measured": 3}, "tables"),
+        (PLAN.to_dict() | {"machine": {"device": "cpu"}}, "machine needs name"),
+    ],
+)
+def test_plain_data_that_is_no_plan(data, says):
+    with pytest.raises(PlanError, match=says):
+        Plan.from_dict(data)
 
 
 def test_a_file_is_a_policy(tmp_path):

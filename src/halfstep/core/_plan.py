@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -80,6 +81,20 @@ class Plan:
         """
         parts = ("machine", "candidates", "measured", "made")
         return {"policy": str(self.policy), **{name: plain(getattr(self, name)) for name in parts}}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Returns the plan of a dict that `to_dict` made.
+
+        Raises:
+            PlanError: A key or a value that cannot be.
+
+        Example:
+            >>> plan = Plan(Policy.named("float32"), Machine("cpu", "x"))
+            >>> Plan.from_dict(plan.to_dict()) == plan
+            True
+        """
+        return cls(**_plan_file.read_plain(cls, data))
 
     def to_toml(self) -> str:
         """Returns the text of its file.

@@ -76,10 +76,30 @@ def read(text: str, name: str) -> dict[str, Any]:
         raise PlanError(f"{name}{f', {where}' if where else ''}: {wrong}") from None
 
 
+def read_plain(cls: Any, data: Any) -> dict[str, Any]:
+    """Returns the values of plain data, in which the policy is its text.
+
+    Args:
+        cls: The class whose fields they are.
+        data: What `Plan.to_dict` made.
+
+    Raises:
+        PlanError: It is not that.
+    """
+    checked = _fields.checked(cls, data, PlanError)
+    try:
+        return {**_evidence(checked), "policy": Policy.of(checked["policy"])}
+    except _Wrong as wrong:
+        raise PlanError(str(wrong)) from None
+
+
 def _values(data: dict[str, Any]) -> dict[str, Any]:
     _check_keys(data, _TABLES, ())
-    values = {name: read_part(data[name]) for name, read_part in _EVIDENCE.items() if name in data}
-    return {"machine": Machine("", ""), **values, "policy": _policy(data)}
+    return {"machine": Machine("", ""), **_evidence(data), "policy": _policy(data)}
+
+
+def _evidence(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: read_part(data[name]) for name, read_part in _EVIDENCE.items() if name in data}
 
 
 def _policy(data: dict[str, Any]) -> Policy:
