@@ -103,6 +103,7 @@ NAMES = {
         "main",
     ],
     "halfstep.launch": [
+        "Enough",
         "Job",
         "LIKELY_REASONS",
         "MetricValue",
@@ -119,8 +120,10 @@ NAMES = {
         "Skip",
         "UNSCALED",
         "WHAT_TO_CHECK",
+        "Watcher",
         "explain_exit",
         "first_on_path",
+        "follow",
         "policy_text",
         "processor_name",
         "run_process",
@@ -136,12 +139,10 @@ NAMES = {
     "halfstep.diagnose": [
         "DEFAULT_POLICY",
         "Examination",
-        "Watcher",
         "examine",
     ],
     "halfstep.plan": [
         "Wanted",
-        "Watcher",
         "find",
     ],
     "halfstep.run": [

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from halfstep.cli._consoles import messages, output, progress
 from halfstep.cli._interruptions import INTERRUPTED, terminated_like_interrupted
+from halfstep.cli._line import Line
 from halfstep.cli._options import IsModule, JsonFile, ScriptArgs, ScriptName, Verbose
 from halfstep.core import Report
 from halfstep.diagnose import DEFAULT_POLICY, Examination, examine
@@ -104,7 +105,7 @@ def _check_framework() -> None:
 def _examine(asked: Examination, verbose: bool) -> Report:
     with Progress(progress(), [asked.policy]) as shown:
         shown.start(0)
-        report = examine(asked, _Line(shown, verbose))
+        report = examine(asked, Line(shown, verbose=verbose))
         failed = bool(report.error)
         text = report.error.splitlines()[-1] if failed else headline(report)
         shown.finish(0, text, failed=failed)
@@ -115,20 +116,6 @@ def _show(report: Report, *, to_stderr: bool) -> None:
     console = output(to_stderr=to_stderr)
     console.print()
     console.print(ReportText(report), crop=False)
-
-
-class _Line:
-    """Shows how it goes in a line of progress."""
-
-    def __init__(self, progress: Progress, verbose: bool) -> None:
-        self._progress, self._verbose = progress, verbose
-
-    def update(self, text: str) -> None:
-        self._progress.update(0, text)
-
-    def output(self, line: str) -> None:
-        if self._verbose:
-            self._progress.print(line)
 
 
 def _tell_files(json: str | None, html: str | None) -> None:

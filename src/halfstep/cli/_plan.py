@@ -7,6 +7,7 @@ import typer
 from rich.text import Text
 
 from halfstep.cli._consoles import output, progress
+from halfstep.cli._line import Line
 from halfstep.cli._options import IsModule, JsonFile, ScriptArgs, ScriptName, Verbose
 from halfstep.core import Plan
 from halfstep.errors import MissingExtraError
@@ -68,21 +69,7 @@ def _check_framework() -> None:
 def _find(wanted: Wanted, verbose: bool) -> Plan | str:
     with Progress(progress(), ["plan"]) as shown:
         shown.start(0)
-        found = find(wanted, _Line(shown, verbose))
+        found = find(wanted, Line(shown, verbose=verbose))
         failed = isinstance(found, str)
         shown.finish(0, "failed" if failed else "measured", failed=failed)
     return found
-
-
-class _Line:
-    """Shows how it goes in a line of progress."""
-
-    def __init__(self, progress: Progress, verbose: bool) -> None:
-        self._progress, self._verbose = progress, verbose
-
-    def update(self, text: str) -> None:
-        self._progress.update(0, text)
-
-    def output(self, line: str) -> None:
-        if self._verbose:
-            self._progress.print(line)

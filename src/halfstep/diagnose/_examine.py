@@ -1,30 +1,17 @@
 """Runs a script in a process of its own, and makes a report of what it tells."""
 
-import json
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from halfstep.core import Report
 from halfstep.diagnose._findings import findings
 from halfstep.diagnose._heard import Heard
 from halfstep.errors import UsageError
-from halfstep.launch import Script, SharedInput, explain_exit, run_process, runnable_policy
+from halfstep.launch import Enough, Script, Watcher, follow, runnable_policy
 
 DEFAULT_POLICY = "mixed_float16"
 _CHILD = "halfstep.diagnose._child"
-_KEPT_LINES = 20
-
-
-class Watcher(Protocol):
-    """Whoever shows how it goes."""
-
-    def update(self, text: str) -> None:
-        """Learns how far the script is."""
-
-    def output(self, line: str) -> None:
-        """Learns what the script printed."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +67,6 @@ class Examination:
         return cls(asked, chosen, policy is not None, every, steps or 0)
 
 
-class _Enough(Exception):
-    """As many steps as were asked for: the script need not go on."""
-
-
 def examine(asked: Examination, watcher: Watcher) -> Report:
     """Returns what happened in a training, with findings.
 
@@ -91,30 +74,17 @@ def examine(asked: Examination, watcher: Watcher) -> Report:
         asked: What to examine.
         watcher: Shows how it goes.
     """
-    heard, kept = Heard(asked.policy, asked.overrides), deque[str](maxlen=_KEPT_LINES)
+    heard = Heard(asked.policy, asked.overrides)
 
-    def on_event(line: str) -> None:
-        message = json.loads(line)
+    def on_message(message: dict[str, Any]) -> None:
         if message["kind"] == "enough":
-            raise _Enough
+            raise Enough
         heard.add(message)
         watcher.update(heard.text)
 
-    def on_output(line: str) -> None:
-        kept.append(line)
-        watcher.output(line)
-
-    code, stopped = 0, False
-    try:
-        code = run_process(
-            _job(asked), SharedInput(), child=_CHILD, on_event=on_event, on_output=on_output
-        )
-    except _Enough:
-        pass
-    except KeyboardInterrupt:
-        stopped = True  # Whoever ends a long training wants to know what was found so far.
-    error = (heard.error or explain_exit(code, kept)) if code else ""
-    return heard.report(asked.script.name, error, findings, stopped=stopped)
+    ended = follow(_job(asked), child=_CHILD, on_message=on_message, watcher=watcher)
+    error = ended.failure and (heard.error or ended.failure)
+    return heard.report(asked.script.name, error, findings, stopped=ended.stopped)
 
 
 def _job(asked: Examination) -> dict[str, Any]:

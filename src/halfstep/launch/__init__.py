@@ -8,6 +8,7 @@ from halfstep.launch._effect import (
     policy_text,
     why_ineffective,
 )
+from halfstep.launch._followed import Enough, Watcher, follow
 from halfstep.launch._job import Job
 from halfstep.launch._log import RunLog
 from halfstep.launch._probe import NoProbe, Probe, processor_name, torch_probe
@@ -25,6 +26,7 @@ __all__ = [
     "NO_REGION",
     "UNSCALED",
     "WHAT_TO_CHECK",
+    "Enough",
     "Job",
     "MetricValue",
     "NoProbe",
@@ -37,8 +39,10 @@ __all__ = [
     "Session",
     "SharedInput",
     "Skip",
+    "Watcher",
     "explain_exit",
     "first_on_path",
+    "follow",
     "policy_text",
     "processor_name",
     "run_process",

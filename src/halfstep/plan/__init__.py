@@ -1,5 +1,5 @@
 """Finds the policy under which an unmodified script trains fastest on this machine."""
 
-from halfstep.plan._find import Wanted, Watcher, find
+from halfstep.plan._find import Wanted, find
 
-__all__ = ["Wanted", "Watcher", "find"]
+__all__ = ["Wanted", "find"]

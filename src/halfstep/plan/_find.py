@@ -1,28 +1,15 @@
 """Runs a script in a process of its own until a step of it was measured."""
 
-import json
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from halfstep.core import Plan
 from halfstep.errors import UsageError
-from halfstep.launch import Script, SharedInput, explain_exit, run_process
+from halfstep.launch import Enough, Script, Watcher, follow
 from halfstep.plan._planner import ONLY_PYTORCH
 
 _CHILD = "halfstep.plan._child"
-_KEPT_LINES = 20
-
-
-class Watcher(Protocol):
-    """Whoever shows how it goes."""
-
-    def update(self, text: str) -> None:
-        """Learns what is measured."""
-
-    def output(self, line: str) -> None:
-        """Learns what the script printed."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +52,6 @@ class Wanted:
         return cls(asked, step, seconds, budget)
 
 
-class _Enough(Exception):
-    """The step was measured: the script need not go on."""
-
-
 def find(wanted: Wanted, watcher: Watcher) -> Plan | str:
     """Returns the plan for a script, or why there is none.
 
@@ -77,30 +60,28 @@ def find(wanted: Wanted, watcher: Watcher) -> Plan | str:
         watcher: Shows how it goes.
     """
     heard: dict[str, Any] = {}
-    kept = deque[str](maxlen=_KEPT_LINES)
 
-    def on_event(line: str) -> None:
-        message = json.loads(line)
+    def on_message(message: dict[str, Any]) -> None:
         heard[message["kind"]] = message
         if message["kind"] == "telling":
             watcher.update(message["text"])
         if message["kind"] in ("plan", "refused"):
-            raise _Enough
+            raise Enough
 
-    def on_output(line: str) -> None:
-        kept.append(line)
-        watcher.output(line)
+    ended = follow(_job(wanted), child=_CHILD, on_message=on_message, watcher=watcher)
+    if ended.stopped:
+        raise KeyboardInterrupt
+    if "plan" in heard:
+        return Plan.parse(heard["plan"]["plan"])
+    return _why(wanted, heard, ended.failure)
 
-    try:
-        code = run_process(
-            _job(wanted), SharedInput(), child=_CHILD, on_event=on_event, on_output=on_output
-        )
-    except _Enough:
-        if "plan" in heard:
-            return Plan.parse(heard["plan"]["plan"])
+
+def _why(wanted: Wanted, heard: dict[str, Any], failure: str) -> str:
+    """Returns why there is no plan."""
+    if "refused" in heard:
         return str(heard["refused"]["why"]).rstrip(".")
-    if code:
-        return heard["error"]["error"] if "error" in heard else explain_exit(code, kept)
+    if failure:
+        return str(heard["error"]["error"]) if "error" in heard else failure
     return _never_came(wanted.step, heard.get("steps", {"steps": 0})["steps"])
 
 
