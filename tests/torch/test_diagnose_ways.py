@@ -1,5 +1,8 @@
 """How a remedy is written, depending on how a model computes in low precision."""
 
+import inspect
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -16,10 +19,16 @@ def remedy(model, loss_fn=mean, **how):
     return diagnose(model, torch.ones(2, 8), loss_fn, **how).first.remedy.splitlines()
 
 
+def pasted(*names):
+    """Returns the lines that import names of halfstep, and of halfstep.torch."""
+    return [f"from halfstep import {names[0]}", f"from halfstep.torch import {names[1]}"]
+
+
 def test_a_part_that_is_a_region():
     model = nn.Sequential(nn.Identity(), faulty.Feed())
     prepare(model[1])
     assert remedy(model) == [
+        *pasted("Policy, Rules", "prepare"),
         f'rules = Rules().with_rule({RULE}, where="sum")',
         'region = prepare(model.get_submodule("1"), optimizer, '
         'policy=Policy.named("mixed_float16").with_(rules=rules))',
@@ -29,15 +38,16 @@ def test_a_part_that_is_a_region():
 def test_the_model_itself():
     model = faulty.Feed()
     model.forward = lambda x: nn.functional.linear(x * 0 + 100, model.sum.weight).tanh()
-    assert remedy(model, policy="mixed_float16")[0] == f"rules = Rules().with_rule({RULE})"
+    assert remedy(model, policy="mixed_float16")[2] == f"rules = Rules().with_rule({RULE})"
 
 
 def test_a_policy_with_rules_and_a_scale_of_its_own():
     rules = Rules.parse("torch-2.13 + aten::exp=keep")
     policy = Policy.parse("mixed_float16, scale=static(8.0)").with_(rules=rules)
-    text = str(rules).replace("'", "\\'")
+    text = json.dumps(str(rules))
     assert remedy(nn.Sequential(faulty.Feed()), policy=policy) == [
-        f"rules = Rules.parse('{text}').with_rule({RULE}, where=\"0.sum\")",
+        *pasted("Policy, Rules", "prepare"),
+        f'rules = Rules.parse({text}).with_rule({RULE}, where="0.sum")',
         'region = prepare(model, optimizer, policy=Policy.parse("mixed_float16, '
         'scale=static(8.0)").with_(rules=rules))',
     ]
@@ -55,14 +65,17 @@ def test_a_global_policy():
 @pytest.mark.parametrize(
     ("context", "place"),
     [
-        (autocast, "  # in place of the one around the model"),
-        (torch.autocast, "  # of halfstep.torch, in place of torch.autocast"),
+        (autocast, "  # in place of the one in"),
+        (torch.autocast, "  # of halfstep.torch, in place of torch.autocast in"),
     ],
 )
 def test_an_autocast(context, place):
+    line = inspect.getsourcelines(inside)[1] + 4
     assert remedy(nn.Sequential(faulty.Feed()), inside(context)) == [
+        "import torch",
+        *pasted("Rules", "autocast"),
         f'rules = Rules().with_rule({RULE}, where="0.sum")',
-        f'lower = autocast("cpu", dtype=torch.float16, rules=rules){place}',
+        f'lower = autocast("cpu", dtype=torch.float16, rules=rules){place} faulty_models.py:{line}',
     ]
 
 

@@ -16,6 +16,10 @@ from halfstep.core._observation import Observation as Observation
 from halfstep.core._observation import Observed as Observed
 from halfstep.core._override import override_policy as override_policy
 from halfstep.core._override import overriding_policy as overriding_policy
+from halfstep.core._pasting import complete as complete
+from halfstep.core._pasting import policy_text as policy_text
+from halfstep.core._pasting import quoted as quoted
+from halfstep.core._pasting import rules_text as rules_text
 from halfstep.core._patches import replace as replace
 from halfstep.core._policy import Policy as Policy
 from halfstep.core._ranges import BACKWARD as BACKWARD
@@ -41,6 +45,7 @@ from halfstep.core._skips import culprits_text as culprits_text
 from halfstep.core._skips import levels_to_user as levels_to_user
 from halfstep.core._skips import overflow_reason as overflow_reason
 from halfstep.core._skips import tell_skips as tell_skips
+from halfstep.core._skips import where_from as where_from
 from halfstep.core._unmatched import UnmatchedRuleWarning as UnmatchedRuleWarning
 from halfstep.core._unmatched import unmatched as unmatched
 from halfstep.core._window import Window as Window
@@ -78,6 +83,7 @@ __all__ = [
     "Step",
     "UnmatchedRuleWarning",
     "Window",
+    "complete",
     "culprits_text",
     "emit",
     "levels_to_user",
@@ -87,11 +93,15 @@ __all__ = [
     "overflow_reason",
     "override_policy",
     "overriding_policy",
+    "policy_text",
     "quiet",
+    "quoted",
     "replace",
+    "rules_text",
     "subscribe",
     "tell_skips",
     "unmatched",
+    "where_from",
 ]
 
 # Pickles, reprs and tracebacks show the public path, which outlives the private files.

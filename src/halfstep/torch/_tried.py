@@ -34,6 +34,7 @@ def tried(case: Case, policy: Policy | str | None) -> Iterator[None]:
     """
     for check in (_refuse_autocast, _check_model, _check_scale):
         check(case)
+    _refuse_two_scales(case, policy)
     with quiet(*_EVENTS), on_trial(), _under(case, policy):
         yield
 
@@ -60,6 +61,16 @@ def _under(case: Case, policy: Policy | str | None) -> Iterator[None]:
         yield
     finally:
         region.remove()
+
+
+def _refuse_two_scales(case: Case, policy: Policy | str | None) -> None:
+    if policy is not None and case.loss_scale != 1.0:
+        scaled = Policy.of(policy).with_(scale=f"static({float(case.loss_scale)!r})")
+        raise UsageError(
+            f"{case.caller} needs either policy= or loss_scale=, got policy={str(policy)!r} and "
+            f"loss_scale={case.loss_scale!r}: a region has a scale of its own. Leave out one, or "
+            f"write policy={str(scaled)!r}. Where a GradScaler scales, enter autocast in loss_fn."
+        )
 
 
 def _refuse_autocast(case: Case) -> None:

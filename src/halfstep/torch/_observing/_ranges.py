@@ -10,7 +10,7 @@ from torch.optim import LBFGS, Optimizer
 from halfstep.core import Exponents, Moment, Policy, Range, Ranges
 from halfstep.errors import UsageError
 from halfstep.torch._dtypes import HALF, name_of
-from halfstep.torch._global import global_policy
+from halfstep.torch._global import global_policy, is_fit
 from halfstep.torch._lost import lost_updates
 from halfstep.torch._masters._kept import master_of
 from halfstep.torch._observing._exponents import Tally
@@ -89,7 +89,8 @@ def _in_force(model: nn.Module) -> Policy | None:
     """Returns the policy that a model is about to be prepared by, None if it stays as it is."""
     everywhere = global_policy()
     prepared = any(map(forward_of, model.modules()))
-    return None if prepared or everywhere.compute_dtype == "float32" else everywhere
+    as_it_is = prepared or everywhere.compute_dtype == "float32" or not is_fit(model)
+    return None if as_it_is else everywhere
 
 
 class _Seen(NamedTuple):
@@ -171,9 +172,13 @@ def _squares(gradient: Tensor, beta: float) -> Exponents:
 
 
 def _updates(model: nn.Module, optimizer: Optimizer | None) -> list[tuple[str, float]]:
-    """Returns the fractions of the updates that change nothing, in a step of the optimizer."""
+    """Returns the fractions of the updates that change nothing, in a step of the optimizer.
+
+    What has a master loses none of them.
+    """
     if optimizer is None:
         return []
+    mastered = {name for name, each in model.named_parameters() if master_of(each) is not None}
     with lost_updates(optimizer, model) as lost:
         optimizer.step()
-    return list(lost.fractions.items())
+    return [pair for pair in lost.fractions.items() if pair[0] not in mastered]

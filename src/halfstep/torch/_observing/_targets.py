@@ -1,11 +1,14 @@
 """Which rule makes an operation run in float32."""
 
+import glob
+import re
 from collections.abc import Sequence
 
 from halfstep.core import Rule
 from halfstep.errors import RuleError
 from halfstep.torch._engine._families import FAMILY_OF
 from halfstep.torch._engine._ops import overloads
+from halfstep.torch._observing._formats import Edit
 from halfstep.torch._observing._ran import Ran, Value
 from halfstep.torch._observing._ways import Way
 
@@ -25,25 +28,33 @@ _FAMILY_OF_WORD = {
 }
 
 
-def rule_for(ran: Ran, all_ran: Sequence[Ran], way: Way) -> Rule | None:
+def edit_for(ran: Ran, all_ran: Sequence[Ran], way: Way) -> Edit | None:
     """Returns a rule by which an operation runs in float32, None where no rule reaches it.
 
     Args:
         ran: The operation, in whichever pass.
         all_ran: All operations of the step.
-        way: How the step computes in low precision.
+        way: How it computes in low precision where that is not known of the one it belongs to.
     """
     forward = _ruled(ran, all_ran)
-    target = None if forward is None else _target(forward)
-    where = None if forward is None else _where(forward, way)
-    if target is None or where is None:
+    if forward is None:
         return None
-    dtype = ran.outputs[0].dtype
-    return Rule(target, "full", f"Its numbers leave {dtype}.", where)
+    way = forward.way or way
+    target, path = _target(forward), way.below(forward.place)
+    if target is None or path is None:
+        return None
+    reason = f"Its numbers leave {ran.outputs[0].dtype}."
+    return Edit(way, Rule(target, "full", reason, _pattern(path)))
 
 
-def _where(forward: Ran, way: Way) -> str | None:
-    return way.below("" if forward.place.is_root else forward.key.path)
+def _pattern(path: str) -> str:
+    """Returns a pattern for a path that has what patterns are made of, or ends in a blank.
+
+    Example:
+        >>> _pattern("layers.a[0]"), _pattern("head ")
+        ('layers.a[[]0]', 'head?')
+    """
+    return re.sub(r"^\s|\s$", "?", glob.escape(path))
 
 
 def _ruled(ran: Ran, all_ran: Sequence[Ran]) -> Ran | None:

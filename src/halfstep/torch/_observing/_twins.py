@@ -18,6 +18,7 @@ from halfstep.torch._dtypes import HALF
 from halfstep.torch._master import keep_masters
 from halfstep.torch._masters._convert import to_float32
 from halfstep.torch._masters._feeding import feeding_of
+from halfstep.torch._observing._losses import backward, loss_of
 from halfstep.torch._once import without
 from halfstep.torch._prepare import prepare
 from halfstep.torch._private import convert
@@ -91,10 +92,10 @@ def run_step(model: nn.Module, batch: Any, loss_fn: LossFn) -> None:
             "any that requires a gradient. Pass the model that is trained."
         )
     with _as_before(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
-        loss = loss_fn(model, batch)
+        loss = loss_of("ranges", loss_fn, model, batch)
         _check_loss(loss)
         with _without_gradients(without(_leaves(loss), trained)):
-            loss.backward()
+            backward("ranges", loss)
     if all(each.grad is None for each in trained):
         raise UsageError(
             "ranges needs a loss of the model that loss_fn is given, got one of something else. "
@@ -102,12 +103,11 @@ def run_step(model: nn.Module, batch: Any, loss_fn: LossFn) -> None:
         )
 
 
-def _check_loss(loss: Any) -> None:
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-        given = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+def _check_loss(loss: Tensor) -> None:
+    if not loss.requires_grad:
         raise UsageError(
-            f"ranges needs loss_fn to return the loss, one number with a gradient, got {given}. "
-            "Write loss_fn=lambda model, batch: loss(model(batch[0]), batch[1])."
+            "ranges needs loss_fn to return a loss with a gradient, got one without. Compute it of "
+            "what the model returns, without detach(), item() and torch.no_grad()."
         )
 
 

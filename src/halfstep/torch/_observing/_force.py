@@ -1,0 +1,66 @@
+"""Which regions and autocasts a step is in, whoever entered them."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+from halfstep.torch._observing._places import Places, line
+from halfstep.torch._observing._ways import Asked, Way
+from halfstep.torch._private import in_backward
+
+
+class Force:
+    """Follows what is entered and left, the innermost last.
+
+    Args:
+        places: Where the model is.
+        within: The functions that run the step.
+    """
+
+    def __init__(self, places: Places, within: tuple[CodeType, ...]) -> None:
+        self._places, self._within = places, within
+        self._stack: list[Way | None] = []
+        # The region whose own autocast is the next to be entered.
+        self._due: Way | None = None
+        self._of_regions: dict[Asked, Way] = {}
+
+    @property
+    def here(self) -> Way | None:
+        """The innermost way that casts anything, None outside of all."""
+        return next((each for each in reversed(self._stack) if each is not None), None)
+
+    def source(self) -> str:
+        """Returns the line that runs, as "file:line"."""
+        return os.path.basename(line(self._within).partition(" (")[0])
+
+    def enter(self, asked: Asked | None) -> Way | None:
+        """Takes note of an autocast, None for an island where nothing is cast; returns its way."""
+        way, self._due = self._due, None
+        if way is not None and asked is not None:
+            self._of_regions[asked._replace(source="")] = way
+        if way is None and asked is not None:
+            way = self._again(asked) or Way(asked=asked)
+        self._stack.append(way)
+        return way
+
+    def _again(self, asked: Asked) -> Way | None:
+        """Returns the region of which a checkpoint computes a part again."""
+        return self._of_regions.get(asked._replace(source="")) if in_backward() else None
+
+    def leave(self) -> Way | None:
+        """Takes note that the innermost one was left, and returns its way."""
+        return self._stack.pop() if self._stack else None
+
+    @contextlib.contextmanager
+    def running(self, forward: Any) -> Iterator[None]:
+        """Takes note of a region until the block ends."""
+        root, path = self._places.known(forward._owner())
+        self._due = Way(forward.region, root, path)
+        self._stack.append(self._due)
+        try:
+            yield
+        finally:
+            self._stack.pop()
+            self._due = None

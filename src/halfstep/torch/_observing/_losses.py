@@ -1,0 +1,91 @@
+"""Calls the loss of a step as a training does, and says what is wrong with one that is not so."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules import module as _module
+
+from halfstep.errors import UsageError
+
+_WRITE = "Write loss_fn=lambda model, batch: loss(model(batch[0]), batch[1])."
+
+
+def loss_of(caller: str, loss_fn: Callable[..., Any], model: nn.Module, batch: Any) -> Tensor:
+    """Returns the loss of a model and a batch.
+
+    Args:
+        caller: Who is named in errors.
+        loss_fn: Computes it.
+        model: The model.
+        batch: What the loss is computed of besides.
+
+    Raises:
+        UsageError: It is not computed of a model and a batch, or is not one number.
+
+    Example:
+        >>> import torch
+        >>> loss_of("diagnose", nn.MSELoss(), nn.Linear(2, 1), torch.ones(1, 2))
+        Traceback (most recent call last):
+        ...
+        halfstep.errors.UsageError: diagnose needs loss_fn(model, batch), which calls the model, \
+got MSELoss, ...
+    """
+    called: list[bool] = []
+    own = set(map(id, model.modules()))
+
+    def note(module: nn.Module, _args: Any) -> None:
+        called.extend([True] if id(module) in own else [])
+
+    handle = _module.register_module_forward_pre_hook(note)
+    try:
+        return _checked(caller, loss_fn(model, batch))
+    except (TypeError, AttributeError) as error:
+        if called:
+            raise
+        raise UsageError(
+            f"{caller} needs loss_fn(model, batch), which calls the model, got {_name(loss_fn)}, "
+            f"which raises {type(error).__name__}: {error}. {_WRITE}"
+        ) from error
+    finally:
+        handle.remove()
+
+
+def _checked(caller: str, loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        raise UsageError(
+            f"{caller} needs a loss_fn(model, batch) that returns a loss of one number, got "
+            f"{_given(loss)}. Return what the training calls backward() on. {_WRITE}"
+        )
+    return loss
+
+
+def _given(loss: Any) -> str:
+    if isinstance(loss, Tensor):
+        return f"a tensor of shape {tuple(loss.shape)} in {loss.dtype}"
+    return f"{type(loss).__name__}"
+
+
+def _name(loss_fn: Any) -> str:
+    return str(getattr(loss_fn, "__name__", type(loss_fn).__name__))
+
+
+def backward(caller: str, loss: Tensor) -> None:
+    """Runs the backward pass of a loss.
+
+    Args:
+        caller: Who is named in errors.
+        loss: The loss.
+
+    Raises:
+        UsageError: There was such a pass already.
+    """
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        if "a second time" not in str(error):
+            raise
+        raise UsageError(
+            f"{caller} needs a loss_fn that leaves the backward pass to it, got one whose graph is "
+            "gone. Call the model in it, and return the loss without calling backward()."
+        ) from error
