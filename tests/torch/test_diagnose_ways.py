@@ -30,8 +30,8 @@ def test_a_part_that_is_a_region():
     assert remedy(model) == [
         *pasted("Policy, Rules", "prepare"),
         f'rules = Rules().with_rule({RULE}, where="sum")',
-        'region = prepare(model.get_submodule("1"), optimizer, '
-        'policy=Policy.named("mixed_float16").with_(rules=rules))',
+        'policy = Policy.named("mixed_float16").with_(rules=rules)',
+        'region = prepare(model.get_submodule("1"), optimizer, policy=policy)',
     ]
 
 
@@ -48,18 +48,19 @@ def test_a_policy_with_rules_and_a_scale_of_its_own():
     assert remedy(nn.Sequential(faulty.Feed()), policy=policy) == [
         *pasted("Policy, Rules", "prepare"),
         f'rules = Rules.parse({text}).with_rule({RULE}, where="0.sum")',
-        'region = prepare(model, optimizer, policy=Policy.parse("mixed_float16, '
-        'scale=static(8.0)").with_(rules=rules))',
+        'policy = Policy.parse("mixed_float16, scale=static(8.0)").with_(rules=rules)',
+        "region = prepare(model, optimizer, policy=policy)",
     ]
 
 
 def test_a_global_policy():
     set_global_policy("mixed_float16")
     try:
-        last = remedy(nn.Sequential(faulty.Feed()))[-1]
+        *_, policy, last = remedy(nn.Sequential(faulty.Feed()))
     finally:
         set_global_policy("float32")
-    assert last == 'set_global_policy(Policy.named("mixed_float16").with_(rules=rules))'
+    assert policy == 'policy = Policy.named("mixed_float16").with_(rules=rules)'
+    assert last == "set_global_policy(policy)"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from halfstep.core._override import override_policy as override_policy
 from halfstep.core._override import overriding_policy as overriding_policy
 from halfstep.core._pasting import complete as complete
 from halfstep.core._pasting import policy_text as policy_text
+from halfstep.core._pasting import policy_words as policy_words
 from halfstep.core._pasting import quoted as quoted
 from halfstep.core._pasting import rules_text as rules_text
 from halfstep.core._patches import replace as replace
@@ -94,6 +95,7 @@ __all__ = [
     "override_policy",
     "overriding_policy",
     "policy_text",
+    "policy_words",
     "quiet",
     "quoted",
     "replace",

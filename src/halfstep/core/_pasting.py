@@ -66,8 +66,18 @@ def policy_text(policy: Policy) -> str:
         >>> print(policy_text(Policy.named("mixed_float16").with_(scale="static(8.0)")))
         Policy.parse("mixed_float16, scale=static(8.0)")
     """
-    text = min((_difference(name, policy) for name in Policy.names()), key=len)
+    text = policy_words(policy)
     return f"Policy.{'parse' if ',' in text else 'named'}({quoted(text)})"
+
+
+def policy_words(policy: Policy) -> str:
+    """Returns the text of a policy, as a name and what differs.
+
+    Example:
+        >>> policy_words(Policy.named("mixed_float16").with_(scale="static(8.0)"))
+        'mixed_float16, scale=static(8.0)'
+    """
+    return min((_difference(name, policy) for name in Policy.names()), key=len)
 
 
 def _difference(name: str, policy: Policy) -> str:

@@ -12,13 +12,15 @@ if TYPE_CHECKING:
 _SHOWN = 40
 _HEADER = ("module", "gradients", "lost at 1", "lost here", "scales")
 _NOTHING = "no gradient is anything but zero"
+_NOT_FINITE = "no gradient is finite, in float32 either: diagnose tells where that begins"
 _LOST_UPDATES = 0.01
 
 
 def text(ranges: "Ranges") -> str:
     """Returns a table of the modules, and what to write."""
-    if not ranges.gradients().numbers:
-        return _NOTHING
+    found = ranges.gradients()
+    if not found.numbers:
+        return _NOT_FINITE if found.infs or found.nans else _NOTHING
     outside = set(ranges.outside)
     shown = ranges.modules[:_SHOWN]
     body = aligned(_HEADER, (_cells(ranges, name, name in outside) for name in shown))

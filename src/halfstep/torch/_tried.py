@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from halfstep.core import Policy, quiet
+from halfstep.core import Policy, policy_words, quiet
 from halfstep.errors import UsageError
 from halfstep.torch._engine._state import entered, on_trial
 from halfstep.torch._global import global_policy, is_fit
@@ -64,12 +64,13 @@ def _under(case: Case, policy: Policy | str | None) -> Iterator[None]:
 
 
 def _refuse_two_scales(case: Case, policy: Policy | str | None) -> None:
-    if policy is not None and case.loss_scale != 1.0:
-        scaled = Policy.of(policy).with_(scale=f"static({float(case.loss_scale)!r})")
+    chosen = None if policy is None else Policy.of(policy)
+    if chosen is not None and chosen.scale.kind != "none" and case.loss_scale != 1.0:
+        scaled = policy_words(chosen.with_(scale=f"static({float(case.loss_scale)!r})"))
         raise UsageError(
             f"{case.caller} needs either policy= or loss_scale=, got policy={str(policy)!r} and "
             f"loss_scale={case.loss_scale!r}: a region has a scale of its own. Leave out one, or "
-            f"write policy={str(scaled)!r}. Where a GradScaler scales, enter autocast in loss_fn."
+            f"write policy={scaled!r}. Where a GradScaler scales, enter autocast in loss_fn."
         )
 
 

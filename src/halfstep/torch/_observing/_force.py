@@ -21,7 +21,8 @@ class Force:
 
     def __init__(self, places: Places, within: tuple[CodeType, ...]) -> None:
         self._places, self._within = places, within
-        self._stack: list[Way | None] = []
+        # With how many modules were called when each was entered.
+        self._stack: list[tuple[Way | None, int]] = []
         # The region whose own autocast is the next to be entered.
         self._due: Way | None = None
         self._of_regions: dict[Asked, Way] = {}
@@ -29,7 +30,24 @@ class Force:
     @property
     def here(self) -> Way | None:
         """The innermost way that casts anything, None outside of all."""
-        return next((each for each in reversed(self._stack) if each is not None), None)
+        return self._innermost[0]
+
+    @property
+    def where(self) -> str | None:
+        """The path by which rules there know the module that runs, None for one out of reach.
+
+        In a region paths begin there, in an autocast at the first module that is called in it.
+        """
+        way, depth = self._innermost
+        if way is None:
+            return None
+        if way.region is not None:
+            return way.below(self._places.here.below)
+        return self._places.below_call(depth)
+
+    @property
+    def _innermost(self) -> tuple[Way | None, int]:
+        return next((each for each in reversed(self._stack) if each[0] is not None), (None, 0))
 
     def source(self) -> str:
         """Returns the line that runs, as "file:line"."""
@@ -42,7 +60,7 @@ class Force:
             self._of_regions[asked._replace(source="")] = way
         if way is None and asked is not None:
             way = self._again(asked) or Way(asked=asked)
-        self._stack.append(way)
+        self._stack.append((way, self._places.depth))
         return way
 
     def _again(self, asked: Asked) -> Way | None:
@@ -51,14 +69,14 @@ class Force:
 
     def leave(self) -> Way | None:
         """Takes note that the innermost one was left, and returns its way."""
-        return self._stack.pop() if self._stack else None
+        return self._stack.pop()[0] if self._stack else None
 
     @contextlib.contextmanager
     def running(self, forward: Any) -> Iterator[None]:
         """Takes note of a region until the block ends."""
         root, path = self._places.known(forward._owner())
         self._due = Way(forward.region, root, path)
-        self._stack.append(self._due)
+        self._stack.append((self._due, self._places.depth))
         try:
             yield
         finally:

@@ -74,6 +74,18 @@ class Places:
         return self._stack[-1]
 
     @property
+    def depth(self) -> int:
+        """How many places there are, the one outside of all modules included."""
+        return len(self._stack)
+
+    def below_call(self, depth: int) -> str:
+        """Returns the path below the first module that was called since there were `depth`."""
+        inside = [each.below for each in self._stack[depth:]]
+        root = f"{inside[0]}." if inside and inside[0] else ""
+        known = (each for each in reversed(inside) if f"{each}.".startswith(root))
+        return next(known, "")[len(root) :]
+
+    @property
     def forward(self) -> bool:
         """Whether what runs is the place itself, and not a backward pass that it called."""
         return self._passes[-1] == _private.backward_pass()

@@ -64,6 +64,7 @@ class Ran:
         constants: The numbers that it was called with.
         entered: Whether it only stands for a tensor that came from outside.
         way: How it, or its forward, computes in low precision; None outside of all that casts.
+        where: The path by which the rules there know its module, None for one out of reach.
     """
 
     place: Place
@@ -75,6 +76,7 @@ class Ran:
     constants: tuple[float, ...] = ()
     entered: bool = False
     way: Way | None = None
+    where: str | None = None
 
     @property
     def bad(self) -> Value | None:

@@ -155,9 +155,9 @@ class Remedies:
     def edits(self, ran: Ran) -> tuple[Edit, ...]:
         """Returns the rules that leave no fault, none where no rules do."""
         edits: tuple[Edit, ...] = ()
-        step, current, way = self.step, ran, self.way
+        step, current = self.step, ran
         while len(edits) < _MOST_RULES:
-            edit = edit_for(current, step.ran, way)
+            edit = edit_for(current, step.ran)
             if edit is None or edit in edits:
                 return ()
             edits = (*edits, edit)
@@ -167,7 +167,7 @@ class Remedies:
             found = self._left(tried)
             if not found:
                 return edits if tried.finite else ()
-            step, current, way = tried, found[0], way_of(found[0], tried)
+            step, current = tried, found[0]
         return ()
 
     def _bfloat16(self, ran: Ran | None = None) -> str:

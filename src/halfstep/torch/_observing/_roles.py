@@ -61,7 +61,7 @@ class Roles:
         leaf = getattr(node, "variable", None)
         name = "" if leaf is None else self.name(leaf)
         path = name.rpartition(".")[0]
-        return Place(path or self._root, 0, not path, path) if name else None
+        return Place(path or self._root, 0, is_root=not path, below=path) if name else None
 
     def made(self, tensor: Tensor, role: Role) -> None:
         """Takes note of whether a new tensor is a gradient or a copy of a weight."""

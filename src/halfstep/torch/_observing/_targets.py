@@ -10,7 +10,6 @@ from halfstep.torch._engine._families import FAMILY_OF
 from halfstep.torch._engine._ops import overloads
 from halfstep.torch._observing._formats import Edit
 from halfstep.torch._observing._ran import Ran, Value
-from halfstep.torch._observing._ways import Way
 
 # Families whose members PyTorch calls by other names where they run than where rules see them.
 _FAMILY_OF_WORD = {
@@ -28,23 +27,19 @@ _FAMILY_OF_WORD = {
 }
 
 
-def edit_for(ran: Ran, all_ran: Sequence[Ran], way: Way) -> Edit | None:
+def edit_for(ran: Ran, all_ran: Sequence[Ran]) -> Edit | None:
     """Returns a rule by which an operation runs in float32, None where no rule reaches it.
 
     Args:
         ran: The operation, in whichever pass.
         all_ran: All operations of the step.
-        way: How it computes in low precision where that is not known of the one it belongs to.
     """
     forward = _ruled(ran, all_ran)
-    if forward is None:
-        return None
-    way = forward.way or way
-    target, path = _target(forward), way.below(forward.place)
-    if target is None or path is None:
+    target = None if forward is None else _target(forward)
+    if forward is None or forward.way is None or forward.where is None or target is None:
         return None
     reason = f"Its numbers leave {ran.outputs[0].dtype}."
-    return Edit(way, Rule(target, "full", reason, _pattern(path)))
+    return Edit(forward.way, Rule(target, "full", reason, _pattern(forward.where)))
 
 
 def _pattern(path: str) -> str:

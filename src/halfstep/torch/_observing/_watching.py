@@ -30,6 +30,7 @@ class _Origin(NamedTuple):
     word: str
     source: str
     way: Way | None
+    where: str | None
     # With the names of the parameters that have them.
     weights: dict[tuple[int, ...], set[str]]
     others: set[tuple[int, ...]]
@@ -80,6 +81,7 @@ class _Note(NamedTuple):
     constants: tuple[float, ...]
     entered: bool
     way: Way | None
+    where: str | None
 
 
 class Watching(TorchDispatchMode):
@@ -161,8 +163,8 @@ class Watching(TorchDispatchMode):
         """Returns where an operation belongs to, and in which pass."""
         word, node = operation_word(func._schema.name), _private.running_node()
         if self._places.forward or node is None:
-            here, way = self._places.here, self._force.here
-            origin = _Origin(here, word, line(self._within), way, {}, set())
+            how = line(self._within), self._force.here, self._force.where
+            origin = _Origin(self._places.here, word, *how, {}, set())
         else:
             origin = self._of_node(node, word)
         if not self._backward or torch.is_grad_enabled():
@@ -177,7 +179,7 @@ class Watching(TorchDispatchMode):
         origin = next(filter(None, found), None)
         if origin is None:
             place = self._roles.owner(node) or self._places.here
-            return _Origin(place, word, "", None, {}, set())
+            return _Origin(place, word, "", None, None, {}, set())
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return origin._replace(word=word, source=line(self._within) or origin.source)
         return origin
@@ -208,8 +210,8 @@ class Watching(TorchDispatchMode):
         name = self._roles.name(tensor)
         place = Place(name, 0, is_root=False) if name else origin.place
         key = Key(place.path, place.call, "forward", "data", 0)
-        made = _Note(place, key, "data", "", [], [held], (), entered=True, way=origin.way)
-        self._notes.append(made)
+        note = place, key, "data", "", [], [held], (), True
+        self._notes.append(_Note(*note, origin.way, origin.where))
 
     def _note(
         self,
@@ -227,7 +229,7 @@ class Watching(TorchDispatchMode):
             seen.append(self._see(each, role))
             self._remember(each, seen[-1])
         note = (origin.place, key, func._schema.name, origin.source, inputs, seen, constants)
-        self._notes.append(_Note(*note, entered=False, way=origin.way))
+        self._notes.append(_Note(*note, False, origin.way, origin.where))
 
 
 def _role(

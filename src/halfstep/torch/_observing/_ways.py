@@ -8,7 +8,6 @@ import torch
 
 from halfstep.core import Policy, Rule, Rules, policy_text, quoted, rules_text
 from halfstep.torch._engine import _state
-from halfstep.torch._observing._places import Place
 
 if TYPE_CHECKING:
     from halfstep.torch._region import Region
@@ -63,10 +62,9 @@ class Way:
         """Whether it is PyTorch's own autocast."""
         return self.region is None and self.asked is not None and self.asked.native
 
-    def below(self, place: Place) -> str | None:
-        """Returns a module's path as the rules see it, None for one that they do not reach."""
-        path = place.below
-        if self.region is None or not self.path:
+    def below(self, path: str) -> str | None:
+        """Returns a path below that of the region, None for one that is not."""
+        if not self.path:
             return path
         inside = f"{path}.".startswith(f"{self.path}.")
         return path[len(self.path) + 1 :] if inside else None
@@ -118,13 +116,14 @@ class Way:
 
     def _prepared(self, policy: str) -> str:
         assert self.region is not None
+        policy = f"policy = {policy}"
         if self.region._automatic:
-            return f"set_global_policy({policy})"
+            return f"{policy}\nset_global_policy(policy)"
         model = f"model.get_submodule({quoted(self.path)})" if self.path else "model"
         which = f"  # model: the {self.root}" if self.root else ""
         if not which and any(True for _ in self.region._attached()):
             which = "  # in place of how it was prepared"
-        return f"region = prepare({model}, optimizer, policy={policy}){which}"
+        return f"{policy}\nregion = prepare({model}, optimizer, policy=policy){which}"
 
     def _autocast(self, rules: str) -> str:
         assert self.asked is not None
