@@ -110,7 +110,7 @@ def test_gradients_that_become_zero():
     names = {}
     exec(lost.remedy.rpartition("\n")[0], names)
     assert names["policy"] == Policy.named("mixed_float16").with_(scale=scale)
-    assert lost.remedy.endswith("\nset_global_policy(policy)")
+    assert "\nset_global_policy(policy)  # or prepare(" in lost.remedy
     assert told(found(trained(ranges=ranges, power=ranges.power), look(1, failed=False))) == []
 
 

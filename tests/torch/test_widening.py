@@ -117,8 +117,7 @@ def test_a_step_that_is_looked_into_changes_nothing():
 def test_bad_data_widens_nothing():
     region, step = training(nn.Linear(8, 1), lr=0.1)
     with pytest.warns(SkippedStepsWarning) as told:
-        for _ in range(8):
-            step(torch.full((4, 8), torch.nan))
+        repeated(lambda: step(torch.full((4, 8), torch.nan)), 8)
     (vain,) = told
     assert "has found no rule that cures it: Linear: the input holds nan" in str(vain.message)
     assert "halfstep.torch.diagnose(model, batch, loss_fn)" in str(vain.message)

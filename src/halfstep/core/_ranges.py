@@ -30,6 +30,7 @@ class Range:
         run: The values of the same step as it ran.
         form: The name of the format in which they were.
         families: The families of operations that the module runs, as rules call them.
+        path: The path by which rules know the module, where it has another one.
 
     Example:
         >>> reference = Exponents({-30: 1, 0: 3}, largest=1.0)
@@ -44,6 +45,17 @@ class Range:
     run: Exponents
     form: str = "float32"
     families: tuple[str, ...] = ()
+    path: str | None = None
+
+    @property
+    def where(self) -> str:
+        """The path by which rules know the module, empty for a model itself.
+
+        Example:
+            >>> Range("Net.head", "output", Exponents(), Exponents(), path="head").where
+            'head'
+        """
+        return self.module if self.path is None else self.path
 
     @property
     def lost(self) -> float:

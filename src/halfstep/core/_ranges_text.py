@@ -1,5 +1,6 @@
 """The ranges of a step as a table, and as what to write."""
 
+import glob
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -89,11 +90,12 @@ def _needs_wider(ranges: "Ranges") -> bool:
 
 def _rules(ranges: "Ranges") -> Rules:
     """Returns rules by which modules that the format cannot hold run in float32."""
-    rules, families = Rules(), {row.module: row.families for row in ranges.rows}
+    rules, rows = Rules(), {row.module: row for row in ranges.rows}
     reason = f"Its values do not fit {ranges.form}."
     for name in ranges.outside:
-        for family in families[name]:
-            rules = rules.with_rule(family, "full", where=name, reason=reason)
+        for family in rows[name].families:
+            where = glob.escape(rows[name].where)
+            rules = rules.with_rule(family, "full", where=where, reason=reason)
     return rules
 
 

@@ -182,18 +182,23 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def _ranges(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
+def _lost(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
     report = evidence.report
-    if decisive:
-        return  # What it made leaves its marks everywhere.
-    ranges = report.narrow
-    lost = ranges.lost(report.power)
+    ranges, fault = report.narrow, report.diagnosis.first
+    lost = 0.0 if decisive else ranges.lost(report.power)
     if lost > _MANY_LOST:
-        told = report.diagnosis.first is not None and report.diagnosis.first.remedy
-        remedy = "" if told else scaled(evidence, ranges)
+        remedy = "" if fault is not None and fault.remedy else scaled(evidence, ranges)
         text = f"{share_text(lost)} of the gradients become 0 in {ranges.form}"
         yield Finding("warning", f"{text} at the scale in force, 2^{report.power}.", "", remedy)
-    suffering = [name for name in ranges.outside if _suffers(ranges, report.power, name)]
+
+
+def _outside(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
+    report = evidence.report
+    ranges, fault = report.narrow, report.diagnosis.first
+    told = fault.module if fault is not None and fault.breaks else ""
+    # What a decisive fault made leaves its marks everywhere.
+    outside = [name for name in ranges.outside if name != told and not decisive]
+    suffering = [name for name in outside if _suffers(ranges, report.power, name)]
     for name in suffering[:_SHOWN_MODULES]:
         text = f"Its values need more range than {ranges.form} has, at any scale."
         yield Finding("warning", text, name, with_rule(evidence, ranges, name))
@@ -221,9 +226,11 @@ def _updates(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
 def _moments(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
     """Yields what an Adam loses that keeps its state in the format of the parameters."""
     found = [each for each in evidence.report.ranges.moments if each.form in HALF]
+    fault = evidence.report.diagnosis.first
+    broken = fault is not None and (fault.operation, fault.role) == ("data", "weight")
     for each in [it for it in found if it.eps_vanishes][:1]:
         text = f"eps={each.eps:g} of its optimizer is 0 in {each.form}, so that steps divide by 0."
-        yield Finding("warning", text, each.parameter, with_masters())
+        yield Finding("error" if broken else "warning", text, each.parameter, with_masters())
     lost = [each for each in found if each.vanishing > _MANY_LOST]
     for each in sorted(lost, key=lambda it: -it.vanishing)[:_SHOWN_MODULES]:
         share = share_text(each.vanishing)
@@ -251,7 +258,8 @@ _FINDERS: tuple[Callable[[Evidence, Look | None], Iterator[Finding]], ...] = (
     _diverging,
     _losses,
     _skips,
-    _ranges,
+    _lost,
+    _outside,
     _updates,
     _moments,
     _unseen,

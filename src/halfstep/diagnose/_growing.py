@@ -5,17 +5,19 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Losses that rise so often in a row, and by so much, do not come from one bad batch.
-_RISES, _FACTOR = 3, 100.0
+# What is so much larger than the smallest loss, and than the first, does not come down again.
+_OF_LEAST, _OF_FIRST = 100.0, 10.0
+# One bad batch is one step.
+_STEPS = 2
 
 
 class Growth(NamedTuple):
     """How the loss has grown.
 
     Args:
-        first: The loss before it grew.
+        first: The smallest loss.
         last: The last one that is finite.
-        steps: In how many steps.
+        steps: How many steps are between them.
     """
 
     first: float
@@ -24,9 +26,9 @@ class Growth(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"The loss grew from {self.first:.3g} to {self.last:.3g} in {self.steps} steps before: "
-            "the training diverges, which no format helps. Lower the learning rate, or clip the "
-            "gradients."
+            f"The loss grew from {self.first:.3g} to {self.last:.3g} in the {self.steps} steps "
+            "before: the training diverges, in whatever format. Lower the learning rate, or clip "
+            "the gradients."
         )
 
 
@@ -43,10 +45,9 @@ def growth_of(losses: Sequence[float | None]) -> Growth | None:
     """
     known = (abs(each) for each in losses if each is not None)
     finite = list(itertools.takewhile(math.isfinite, known))
-    start = len(finite) - 1
-    while start > 0 and finite[start - 1] < finite[start]:
-        start -= 1
-    steps = len(finite) - 1 - start
-    if steps < _RISES or finite[-1] < _FACTOR * finite[start]:
+    if not finite:
         return None
-    return Growth(finite[start], finite[-1], steps)
+    least, last = min(finite), finite[-1]
+    steps = finite[::-1].index(least)
+    large = last >= _OF_LEAST * least and last >= _OF_FIRST * finite[0]
+    return Growth(least, last, steps) if large and steps >= _STEPS else None

@@ -1,5 +1,6 @@
 """What to write in a script, so that it can be pasted."""
 
+import glob
 from typing import Any
 
 from halfstep.core import Policy, Ranges, Rules, complete, policy_text, quoted
@@ -11,6 +12,7 @@ _SCALERS = {
     True: "halfstep.keras.LossScaleOptimizer(optimizer, initial_scale=2.0**{power})",
 }
 _MASTERS = "keep_masters(optimizer)  # once the optimizer is made"
+_EVERYWHERE = "set_global_policy(policy)  # or prepare(..., policy=policy), if the script does that"
 _AGAIN = "region = prepare(model, optimizer, policy=policy)  # in place of how it was prepared"
 _REASON = "Its values need the range."
 
@@ -25,12 +27,12 @@ def scaled(evidence: Evidence, ranges: Ranges) -> str:
 
 
 def with_rule(evidence: Evidence, ranges: Ranges, module: str) -> str:
-    """Returns the rules by which a module runs in float32, empty where no family is known."""
-    families = next(row.families for row in ranges.rows if row.module == module)
+    """Returns the rules by which a module runs in float32, empty where none reach it."""
+    row = next(row for row in ranges.rows if row.module == module)
     rules = _policy(evidence).rules if evidence.run.regions else Rules()
-    for family in families:
-        rules = rules.with_rule(family, "full", where=module, reason=_REASON)
-    if not families:
+    for family in row.families:
+        rules = rules.with_rule(family, "full", where=glob.escape(row.where), reason=_REASON)
+    if not row.families or evidence.half:
         return ""
     if evidence.run.regions or _in_keras(evidence):
         return _by_policy(evidence, rules=rules)
@@ -41,6 +43,8 @@ def with_rule(evidence: Evidence, ranges: Ranges, module: str) -> str:
 
 def in_bfloat16(evidence: Evidence) -> str:
     """Returns what trains in bfloat16, empty where that is so already."""
+    if evidence.half:
+        return ""
     if not evidence.run.regions and not _in_keras(evidence):
         return complete("lower = autocast(dtype=torch.bfloat16)  # in place of the script's own")
     lower = Policy.named("mixed_bfloat16")
@@ -70,4 +74,4 @@ def _by_policy(evidence: Evidence, **changes: Any) -> str:
         return complete(f"{text}\nhalfstep.keras.set_global_policy(policy)")
     if own_policies(evidence.run):
         return complete(f"{text}\n{_AGAIN}")
-    return complete(f"{text}\nset_global_policy(policy)")
+    return complete(f"{text}\n{_EVERYWHERE}")

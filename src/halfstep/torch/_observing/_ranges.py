@@ -10,6 +10,7 @@ from torch.optim import LBFGS, Optimizer
 from halfstep.core import Exponents, Moment, Policy, Range, Ranges
 from halfstep.errors import UsageError
 from halfstep.torch._dtypes import HALF, name_of
+from halfstep.torch._engine._paths import _unwrapped
 from halfstep.torch._global import global_policy, is_fit
 from halfstep.torch._lost import lost_updates
 from halfstep.torch._masters._kept import master_of
@@ -128,11 +129,12 @@ def _seen(copies: Twin, batch: Any, loss_fn: LossFn) -> _Seen:
 def _rows(model: nn.Module, wide: _Seen, here: _Seen) -> Iterator[Range]:
     """Yields the rows, module by module, of what ran in both."""
     for path, module in named_modules(model).items():
+        known_as = "" if module is _unwrapped(model) else path
         for name in ROLES:
             role = Role(path, name)
             if role in wide.values and role in here.values:
                 found = wide.values[role], here.values[role], here.formats[role]
-                yield Range(path, name, *found, families_of(module))
+                yield Range(path, name, *found, families_of(module), known_as)
 
 
 def _form(policy: Policy | None, model: nn.Module) -> str:

@@ -210,8 +210,8 @@ class Watching(TorchDispatchMode):
         name = self._roles.name(tensor)
         place = Place(name, 0, is_root=False) if name else origin.place
         key = Key(place.path, place.call, "forward", "data", 0)
-        note = place, key, "data", "", [], [held], (), True
-        self._notes.append(_Note(*note, origin.way, origin.where))
+        how = True, origin.way, origin.where
+        self._notes.append(_Note(place, key, "data", "", [], [held], (), *how))
 
     def _note(
         self,

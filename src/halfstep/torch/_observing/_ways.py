@@ -122,7 +122,7 @@ class Way:
         model = f"model.get_submodule({quoted(self.path)})" if self.path else "model"
         which = f"  # model: the {self.root}" if self.root else ""
         if not which and any(True for _ in self.region._attached()):
-            which = "  # in place of how it was prepared"
+            which = f"  # in place of how the {type(self.region._module()).__name__} was prepared"
         return f"{policy}\nregion = prepare({model}, optimizer, policy=policy){which}"
 
     def _autocast(self, rules: str) -> str:
