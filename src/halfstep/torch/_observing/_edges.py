@@ -17,7 +17,7 @@ torch.where({taken}, {call}, 0)  # in place of what {word} returns"""
 _CLAMPED = "torch.{word}(h.clamp(min=torch.finfo(h.dtype).tiny))  # h is what goes into {word}"
 _VANISHES = "epsilon = {epsilon:g}  # what is smaller than {least:.2g} vanishes in {dtype}"
 _ROUNDS = "epsilon = {epsilon:g}  # 1 - epsilon is 1 in {dtype} for what is below {least:.2g}"
-_APART = "{epsilon}\nh = {apart}  # in place of a smaller one there; h is what {goes} {word}"
+_APART = "{epsilon}\nh = {apart}  # h is what {goes} {word}; or put epsilon for a smaller one"
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,7 @@ EDGES = {
     "power": Edge("h > 0", 1, "safe**power", _up_to_zero),
     "acos": _arc("acos"),
     "asin": _arc("asin"),
+    "atanh": _arc("atanh"),
     "divide": Edge("h != 0", 1, "dividend / safe", _at_zero, operand=1, apart=_ELSE),
     "reciprocal": Edge("h != 0", 1, "1 / safe", _at_zero, apart=_ELSE),
 }

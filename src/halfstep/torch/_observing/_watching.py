@@ -1,6 +1,7 @@
 """Sees every operation of a step, forward and backward, below autograd."""
 
 from collections import Counter
+from collections.abc import Iterator
 from threading import get_ident
 from types import CodeType
 from typing import Any, NamedTuple
@@ -46,17 +47,20 @@ class _Origin(NamedTuple):
     def roles(self, shape: tuple[int, ...]) -> set[str]:
         """Returns what a gradient of a shape may belong to."""
         known = {"grad_input": self.others, "grad_weight": set(self.weights)}
-        return {role for role, shapes in known.items() if _alike(shape) & shapes}
+        found = ({role for role in known if alike & known[role]} for alike in _alike(shape))
+        return next(filter(None, found), set())
 
     def names(self, shape: tuple[int, ...]) -> set[str]:
         """Returns the names of the parameters that a gradient of a shape may belong to."""
-        return set().union(*(self.weights.get(each, set()) for each in _alike(shape)))
+        known = (each for alike in _alike(shape) for each in alike if each in self.weights)
+        return self.weights.get(next(known, ()), set())
 
 
-def _alike(shape: tuple[int, ...]) -> set[tuple[int, ...]]:
-    while shape[:1] == (1,):
-        shape = shape[1:]
-    return {shape, shape[::-1]}
+def _alike(shape: tuple[int, ...]) -> Iterator[set[tuple[int, ...]]]:
+    """Yields what a gradient of a shape may be added to, without ones in front first."""
+    ones = next((place for place, size in enumerate(shape) if size != 1), len(shape))
+    for start in range(ones, -1, -1):
+        yield {shape[start:], shape[start:][::-1]}
 
 
 class _Seen(NamedTuple):
