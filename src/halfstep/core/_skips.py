@@ -92,11 +92,11 @@ def where_from(frontend: str) -> str:
 
     Example:
         >>> where_from("torch")
-        'halfstep.torch.diagnose(model, batch, loss_fn), or halfstep doctor on the script, finds \
+        'halfstep.torch.diagnose(model, batch, loss_fn), or halfstep doctor on the script, tells \
 the operation.'
     """
     call = f"halfstep.{frontend}.diagnose({_CALLS[frontend]})"
-    return f"{call}, or halfstep doctor on the script, finds the operation."
+    return f"{call}, or halfstep doctor on the script, tells the operation."
 
 
 def overflow_reason(culprits: Culprits) -> str:
