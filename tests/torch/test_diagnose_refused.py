@@ -70,3 +70,21 @@ def test_ranges_without_a_finite_gradient_send_to_diagnose():
     assert (
         str(found) == "no gradient is finite, in float32 either: diagnose tells where that begins"
     )
+
+
+@pytest.mark.parametrize("call", [diagnose, observe])
+def test_a_policy_for_a_model_of_which_only_a_part_is_called(call):
+    class Steps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def training_step(self, batch):
+            return self.layer(batch[0]).sum()
+
+    with pytest.raises(
+        UsageError, match="needs a loss_fn that calls the model, so that it runs by"
+    ):
+        call(
+            Steps(), BATCH, lambda model, batch: model.training_step(batch), policy="mixed_float16"
+        )

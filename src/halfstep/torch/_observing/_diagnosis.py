@@ -7,6 +7,7 @@ import torch
 
 from halfstep.core import Diagnosis, Fault, Rule
 from halfstep.torch._observing._formats import Formats
+from halfstep.torch._observing._losses import refuse_unused
 from halfstep.torch._observing._notes import note_of
 from halfstep.torch._observing._ran import Ran, Value
 from halfstep.torch._observing._remedy import Remedies, attempted, way_of
@@ -21,6 +22,7 @@ from halfstep.torch._regions._forward import forward_of
 def diagnosis(case: Case) -> Diagnosis:
     """Returns the faults of a step, each with what to write."""
     case, step = settled(case)
+    refuse_unused(case.caller, case.model, step.called)
     wide = in_float32(case)
     found = faults(step, wide)
     lost = next(underflows(step, wide), None) if not found else None

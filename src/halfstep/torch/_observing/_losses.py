@@ -1,12 +1,15 @@
 """Calls the loss of a step as a training does, and says what is wrong with one that is not so."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules import module as _module
 
+from halfstep.core import policy_words
 from halfstep.errors import UsageError
+from halfstep.torch._engine._paths import _unwrapped
+from halfstep.torch._regions._forward import forward_of
 
 _WRITE = "Write loss_fn=lambda model, batch: loss(model(batch[0]), batch[1])."
 
@@ -68,6 +71,27 @@ def _given(loss: Any) -> str:
 
 def _name(loss_fn: Any) -> str:
     return str(getattr(loss_fn, "__name__", type(loss_fn).__name__))
+
+
+def refuse_unused(caller: str, model: nn.Module, called: Collection[Any]) -> None:
+    """Refuses a loss that calls parts of a region, of which nothing then runs in low precision.
+
+    Args:
+        caller: Who is named in errors.
+        model: The model.
+        called: The regions in which something ran.
+
+    Raises:
+        UsageError: The model is a region in which nothing ran.
+    """
+    forwards = filter(None, map(forward_of, dict.fromkeys((model, _unwrapped(model)))))
+    for region in (each.region for each in forwards):
+        if region not in called and not region._automatic:
+            raise UsageError(
+                f"{caller} needs a loss_fn that calls the model, so that it runs by "
+                f"policy={policy_words(region.policy)!r}, got one that calls none or parts of it, "
+                "which run in float32. Write model(batch) in it, or pass the part that is called."
+            )
 
 
 def backward(caller: str, loss: Tensor) -> None:

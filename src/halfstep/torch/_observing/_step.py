@@ -101,6 +101,11 @@ class Step:
         return self.loss_finite if phase == "forward" else self.finite
 
     @property
+    def called(self) -> set["Region"]:
+        """The regions in which something ran."""
+        return {each.way.region for each in self.ran if each.way and each.way.region}
+
+    @property
     def made(self) -> list[Ran]:
         """The operations that made something that is not finite."""
         return [each for each in self.ran if each.made is not None and not each.entered]
