@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from halfstep import Policy, Rules
 from halfstep.torch import autocast, diagnose, prepare
 from tests.torch.test_diagnose_remedy import names_of
 
@@ -198,3 +199,27 @@ def test_a_part_that_a_checkpoint_computes_again(pair, noise):
     fault = diagnose(model, noise, lambda m, b: m(b).mean(), policy="mixed_float16").first
     assert place(fault) == ("1.looks.sum", "matmul", "forward")
     assert 'where="1.looks.sum"' in fault.remedy
+
+
+@pytest.mark.parametrize("located", [False, True])
+def test_an_autocast_within_a_region(noise, located):
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter, self.looks = nn.Linear(8, 8), Discriminator()
+            self.lower = autocast("cpu", dtype=torch.float16)
+
+        def forward(self, x):
+            x = self.enter(x)
+            with self.lower:
+                return self.looks(x)
+
+    rules = Rules().with_rule("softmax", "keep", where="looks", reason="-") if located else Rules()
+    model = Mixed()
+    optimizer = optimizer_of(model)
+    prepare(model, optimizer, Policy.named("mixed_bfloat16").with_(rules=rules))
+    fault = diagnose(model, noise, lambda model, batch: model(batch).mean()).first
+    assert f'where="{"looks.sum" if located else "sum"}"' in fault.remedy
+    model.lower = names_of(fault.remedy, model, None)["lower"]
+    assert not diagnose(model, noise, lambda model, batch: model(batch).mean())
+    assert model(noise).isfinite().all()

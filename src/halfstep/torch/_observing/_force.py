@@ -41,8 +41,11 @@ class Force:
         way, depth = self._innermost
         if way is None:
             return None
-        if way.region is not None:
-            return way.below(self._places.here.below)
+        around = [each for each, _ in self._stack if each and each.region]
+        # Where paths are followed already, they are not begun anew.
+        root = next((each for each in around if each.region and each.region._located), way)
+        if root.region is not None:
+            return root.below(self._places.here.below)
         return self._places.below_call(depth)
 
     @property
@@ -72,13 +75,13 @@ class Force:
         return self._stack.pop()[0] if self._stack else None
 
     @contextlib.contextmanager
-    def running(self, forward: Any) -> Iterator[None]:
+    def running(self, forward: Any) -> Iterator[Way]:
         """Takes note of a region until the block ends."""
         root, path = self._places.known(forward._owner())
-        self._due = Way(forward.region, root, path)
-        self._stack.append((self._due, self._places.depth))
+        way = self._due = Way(forward.region, root, path)
+        self._stack.append((way, self._places.depth))
         try:
-            yield
+            yield way
         finally:
             self._stack.pop()
             self._due = None

@@ -12,6 +12,7 @@ from torch.utils import _pytree
 from halfstep.core import Rule, Rules, replace
 from halfstep.torch._dtypes import HALF
 from halfstep.torch._engine import _state
+from halfstep.torch._engine._paths import PATHS
 from halfstep.torch._observing._force import Force
 from halfstep.torch._observing._ways import Asked, Way
 from halfstep.torch._regions._forward import Forward
@@ -71,6 +72,11 @@ class Formats:
             asked = _state.DEFAULT
         return str(edited(Rules.parse(asked), edits)) if asked else ""
 
+    def located(self, way: Way, module: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """Lets the paths of edits begin at a region, where there are any for it."""
+        has_paths = any(each.where for each in self._edits(way))
+        return PATHS.rooted(module) if has_paths else contextlib.nullcontext()
+
     def _edits(self, way: Way | None) -> tuple[Rule, ...]:
         return tuple(each.rule for each in self.edits if each.way == way)
 
@@ -115,7 +121,7 @@ def _ours(formats: Formats, force: Force) -> Iterator[Undo]:
         force.leave()
 
     def run(original: Any, forward: Any, *args: Any) -> Any:
-        with force.running(forward):
+        with force.running(forward) as way, formats.located(way, forward._owner()):
             return original(forward, *args)
 
     yield replace(_state, "enter", enter)

@@ -133,7 +133,6 @@ class Apart:
         region._cells = cells._replace(scale=cells.scale * factor)
         region._own_hooks = set(region._own_hooks)
         region._handler = Skipping()
-        region._located = True
         region._scaled = region._scaled or factor != 1.0
         if region._releases is not None:
             region._releases = []
