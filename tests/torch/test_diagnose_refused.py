@@ -47,6 +47,12 @@ def test_a_loss_that_is_none(name, loss_fn, text):
     assert text in str(caught.value)
 
 
+@pytest.mark.parametrize("call", [diagnose, ranges])
+def test_a_loss_without_a_gradient(call):
+    with pytest.raises(UsageError, match="a loss with a gradient, got one without"):
+        call(MODEL, BATCH, lambda model, batch: entropy(model, batch).detach())
+
+
 def test_an_error_of_the_model_is_its_own():
     with pytest.raises(AttributeError, match="no attribute 'missing'"):
         diagnose(MODEL, BATCH, lambda model, batch: model(batch[0]).missing)

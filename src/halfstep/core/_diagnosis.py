@@ -114,26 +114,28 @@ class Fault:
         return {**dataclasses.asdict(self), "shape": list(self.shape)}
 
     def __str__(self) -> str:
-        lost = self.kind == "underflow"
-        words = {
+        lost, words = self.kind == "underflow", self._words
+        held = _ZERO if lost else _HELD
+        held += "" if self.largest is None else _LARGEST
+        made = _LOST if lost else _WORDS.get(self.operation, _MADE)
+        below = [
+            held.format(**words),
+            f"in {self.source}" if self.source else "",
+            f"{_IN_FLOAT32}{'' if self.remedy else _LOOK}" if self.in_float32 else "",
+            self.note,
+            *(["write:", *self.remedy.splitlines()] if self.remedy else ()),
+        ]
+        return "\n".join([made.format(**words), *(f"  {line}" for line in below if line)])
+
+    @property
+    def _words(self) -> dict[str, Any]:
+        """What the texts are filled in with."""
+        return {
             **vars(self),
             "role": "parameter" if self.parameter and self.role == "weight" else self.role,
             "what": self._what,
             "range": f"{self.dtype}, which {self._end}",
         }
-        held = _ZERO if lost else _HELD
-        held += "" if self.largest is None else _LARGEST
-        made = _LOST if lost else _WORDS.get(self.operation, _MADE)
-        lines = [made.format(**words), f"  {held.format(**words)}"]
-        if self.source:
-            lines.append(f"  in {self.source}")
-        if self.in_float32:
-            lines.append(f"  {_IN_FLOAT32}{'' if self.remedy else _LOOK}")
-        if self.note:
-            lines.append(f"  {self.note}")
-        if self.remedy:
-            lines.extend(f"  {line}" for line in ["write:", *self.remedy.splitlines()])
-        return "\n".join(lines)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 
 from halfstep.core import Diagnosis, Fault, Rule
 from halfstep.torch._observing._formats import Formats
-from halfstep.torch._observing._losses import refuse_unused
+from halfstep.torch._observing._losses import refuse_unused, refuse_without_gradient
 from halfstep.torch._observing._notes import note_of
 from halfstep.torch._observing._ran import Ran, Value
 from halfstep.torch._observing._remedy import Remedies, attempted, way_of
@@ -25,6 +25,8 @@ def diagnosis(case: Case) -> Diagnosis:
     refuse_unused(case.caller, case.model, step.called)
     wide = in_float32(case)
     found = faults(step, wide)
+    if not found and not step.has_gradient:
+        refuse_without_gradient(case.caller, case.model)
     lost = next(underflows(step, wide), None) if not found else None
     remedies = Remedies(case, step, wide, _way(step, found[0] if found else lost and lost[0]))
     told = _told_faults(found, remedies) if lost is None else [_told_underflow(*lost, remedies)]

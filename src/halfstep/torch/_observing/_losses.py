@@ -73,6 +73,23 @@ def _name(loss_fn: Any) -> str:
     return str(getattr(loss_fn, "__name__", type(loss_fn).__name__))
 
 
+def refuse_without_gradient(caller: str, model: nn.Module) -> None:
+    """Refuses a loss without a gradient of a model that is trained.
+
+    Args:
+        caller: Who is named in errors.
+        model: The model.
+
+    Raises:
+        UsageError: The model has parameters to train.
+    """
+    if any(each.requires_grad for each in model.parameters()):
+        raise UsageError(
+            f"{caller} needs loss_fn to return a loss with a gradient, got one without. Compute it "
+            "of what the model returns, without detach(), item() and torch.no_grad()."
+        )
+
+
 def refuse_unused(caller: str, model: nn.Module, called: Collection[Any]) -> None:
     """Refuses a loss that calls parts of a region, of which nothing then runs in low precision.
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,7 @@ class Step:
         gradients_finite: Whether there are no gradients that are not finite.
         loss: The loss, not scaled.
         regions: The regions of all models that were called.
+        has_gradient: Whether the loss has one.
     """
 
     ran: tuple[Ran, ...]
@@ -90,6 +92,7 @@ class Step:
     gradients_finite: bool = True
     loss: float = 0.0
     regions: tuple["Region", ...] = ()
+    has_gradient: bool = True
 
     @property
     def finite(self) -> bool:
@@ -115,12 +118,7 @@ def run(case: Case) -> Step:
     """Runs a step and returns what happened."""
     untouched, apart = Untouched(case.model), Apart(case.factors)
 
-    def meet(model: nn.Module) -> None:
-        with unwatched():
-            untouched.keep(list(model.buffers()))
-            apart.take(model)
-
-    places = Places(case.model, case.name, meet)
+    places = Places(case.model, case.name, functools.partial(_meet, untouched, apart))
     force, roles = Force(places, _STEPS), Roles(case.model, case.batch)
     watching = Watching(places, force, roles, untouched, _STEPS, case.trial)
     with contextlib.ExitStack() as stack:
@@ -136,6 +134,13 @@ def run(case: Case) -> Step:
             return dataclasses.replace(_seen(case, watching), regions=apart.regions)
 
 
+def _meet(untouched: Untouched, apart: Apart, model: nn.Module) -> None:
+    """Keeps what a model other than the one that is looked at may change."""
+    with unwatched():
+        untouched.keep(list(model.buffers()))
+        apart.take(model)
+
+
 def _seen(case: Case, watching: Watching) -> Step:
     batch = widened(case.batch) if case.formats.low is torch.float32 else case.batch
     plain, loss = _loss(case, batch, watching)
@@ -146,7 +151,8 @@ def _seen(case: Case, watching: Watching) -> Step:
             _backward(case, loss, watching)
             grads = [each.grad for each in leaves if each.grad is not None]
             gradients_finite = _are_finite(grads)
-    return Step(tuple(watching.operations()), finite, gradients_finite, float(plain.detach()))
+    seen = Step(tuple(watching.operations()), finite, gradients_finite, float(plain.detach()))
+    return dataclasses.replace(seen, has_gradient=loss.requires_grad)
 
 
 def _loss(case: Case, batch: Any, watching: Watching) -> tuple[Tensor, Tensor]:
