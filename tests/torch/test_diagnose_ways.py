@@ -2,12 +2,14 @@
 
 import inspect
 import json
+from importlib import import_module
 
 import pytest
 import torch
 from torch import nn
 
 from halfstep import Policy, Rules
+from halfstep.core import _pasting
 from halfstep.torch import autocast, diagnose, prepare, set_global_policy
 from tests.torch import faulty_models as faulty
 from tests.torch.faulty_models import inside, mean
@@ -86,3 +88,8 @@ def test_a_model_that_casts_by_hand():
 
 def by_hand(model, batch):
     return mean(model, batch.half())
+
+
+def test_what_remedies_import_is_there():
+    for module, names in _pasting._FROM.items():
+        assert not [name for name in names if not hasattr(import_module(module), name)]

@@ -12,6 +12,7 @@ _FROM = {
     "halfstep": ("Policy", "Rules"),
     "halfstep.torch": ("GradScaler", "autocast", "keep_masters", "prepare", "set_global_policy"),
 }
+_WHOLE = {"torch": "import torch", "halfstep": "import halfstep.keras"}
 # A name that is neither an attribute nor within a name, and is used as what it is imported for.
 _USED = re.compile(r"(?<![\w.])(\w+)(?=[(.])")
 
@@ -23,9 +24,12 @@ def complete(text: str) -> str:
         >>> print(complete("scaler = GradScaler(init_scale=8.0)"))
         from halfstep.torch import GradScaler
         scaler = GradScaler(init_scale=8.0)
+        >>> print(complete("halfstep.keras.set_global_policy('mixed_bfloat16')"))
+        import halfstep.keras
+        halfstep.keras.set_global_policy('mixed_bfloat16')
     """
     used = {each for line in text.splitlines() for each in _USED.findall(line.partition("  #")[0])}
-    lines = ["import torch"] if "torch" in used else []
+    lines = [text for name, text in _WHOLE.items() if name in used]
     for module, names in _FROM.items():
         found = ", ".join(name for name in names if name in used)
         lines += [f"from {module} import {found}"] if found else []

@@ -9,7 +9,7 @@ from halfstep.launch import own_policies
 
 _SCALERS = {
     False: "scaler = GradScaler(init_scale=2.0**{power})",
-    True: "halfstep.keras.LossScaleOptimizer(optimizer, initial_scale=2.0**{power})",
+    True: "optimizer = halfstep.keras.LossScaleOptimizer(optimizer, initial_scale=2.0**{power})",
 }
 _MASTERS = "keep_masters(optimizer)  # once the optimizer is made"
 _EVERYWHERE = "set_global_policy(policy)  # or prepare(..., policy=policy), if the script does that"
