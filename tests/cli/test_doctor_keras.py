@@ -143,8 +143,8 @@ class Small(keras.losses.Loss):
     _, report = examined(tmp_path, MODEL + text)
     (lost,) = [each for each in report.findings if "of the gradients become 0" in each.text]
     assert lost.severity == "warning"
-    written = "halfstep.keras.LossScaleOptimizer(optimizer, initial_scale="
-    assert lost.remedy == f"{written}2.0**{report.ranges.power})"
+    written = "optimizer = halfstep.keras.LossScaleOptimizer(optimizer, initial_scale="
+    assert lost.remedy == f"import halfstep.keras\n{written}2.0**{report.ranges.power})"
     assert report.power == 0 < report.ranges.power
     roles = {"output", "grad_output", "grad_input", "grad_weight"}
     assert {row.role for row in report.ranges.rows if row.module == "wide"} == roles

@@ -77,7 +77,7 @@ def test_a_policy_that_did_not_take_effect():
         "halfstep: mixed_float16 did not take effect, because no model became a region: every"
         in text
     )
-    assert "everything ran in float32, as under plain Python. Only modules that are called" in text
+    assert "in the script's own formats, as under plain Python. Only modules that are" in text
     amp = " ".join(shown(torch_amp=True, **values).split())
     assert "the script's own torch.amp (mixed_float16 did not take effect)" in amp
     assert "everything ran with the script's own torch.amp, as" in amp

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from halfstep.core import Diagnosis, Exponents, Fault, Range, Ranges, Report, Step
+from halfstep.core import Diagnosis, Exponents, Fault, Policy, Range, Ranges, Report, Step
 from halfstep.diagnose._findings import findings
 from halfstep.diagnose._heard import Evidence, Look
 from halfstep.launch import RunResult
@@ -101,11 +101,16 @@ def test_gradients_that_become_zero():
     (lost,) = report.findings
     assert lost.text == "75 % of the gradients become 0 in float16 at the scale in force, 2^3."
     assert lost.severity == "warning"
-    assert lost.remedy == f"scaler = GradScaler(init_scale=2.0**{ranges.power})"
+    imports, scaler = lost.remedy.splitlines()
+    assert imports == "from halfstep.torch import GradScaler"
+    assert scaler == f"scaler = GradScaler(init_scale=2.0**{ranges.power})"
     run = RunResult(policy="mixed_float16", steps=40, regions=1)
     (lost,) = found(trained(ranges=ranges, power=3), look(1, failed=False), run=run).findings
     scale = f"dynamic(init_scale={ranges.region_scale})"
-    assert lost.remedy == f'policy = policy.with_(scale="{scale}")'
+    names = {}
+    exec(lost.remedy.rpartition("\n")[0], names)
+    assert names["policy"] == Policy.named("mixed_float16").with_(scale=scale)
+    assert "\nset_global_policy(policy)  # or prepare(" in lost.remedy
     assert told(found(trained(ranges=ranges, power=ranges.power), look(1, failed=False))) == []
 
 

@@ -35,7 +35,8 @@ def test_a_standstill_is_an_error_that_names_the_leaves():
         "apply_if_finite needs fewer than max_consecutive_errors=2 skipped steps in a row, got 2, "
         f"because gradients were not finite. Leaves with non-finite gradients: {shown} and 2 more. "
         "Compute what is behind them in float32, use bfloat16, or lower the learning rate; if the "
-        "loss itself is not finite, no loss scale helps."
+        "loss itself is not finite, no loss scale helps. halfstep.jax.diagnose(function, "
+        "*arguments), or halfstep doctor on the script, tells the operation."
     )
     with pytest.raises(NonFiniteError, match="Pass params to be told which ones"):
         check_skips(state)

@@ -232,8 +232,8 @@ def test_a_policy_that_did_not_take_effect():
     without = summary("mixed_float16", NOISY, lowered=False)
     text = verdict(FIRST, without)
     assert text == (
-        "did not take effect, because no model became a region: everything ran in float32, as "
-        "under plain Python"
+        "did not take effect, because no model became a region: everything ran in the script's own "
+        "formats, as under plain Python"
     )
     assert verdict(without, FIRST) == f"nothing to compare with: mixed_float16 {text}"
     own = summary("mixed_float16", NOISY, lowered=False, regions=1, region_policies=("float32",))

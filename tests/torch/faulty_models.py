@@ -34,7 +34,7 @@ class Written(nn.Module):
 
     def rewritten(self, name, value):
         """Returns what a text makes of a variable, the variable as it is without a text."""
-        names = {"torch": torch, name: value}
+        names = {name: value}
         if self.text:
             exec(self.text, names)  # the remedy, which is to be pasted
         return names[name]
@@ -174,9 +174,9 @@ class Selected(Written):
         h = self.layer(x).float() * torch.tensor([0.0, 1.0, 1.0, 1.0])
         if not self.text:
             return torch.where(h > 0, torch.sqrt(h), 0)
-        first, last = self.text.splitlines()
-        names = {"torch": torch, "h": h}
-        exec(first, names)
+        *before, last = self.text.splitlines()
+        names = {"h": h}
+        exec("\n".join(before), names)
         return eval(last, names)
 
 

@@ -182,7 +182,11 @@ def test_a_loss_that_its_scale_takes_out_of_range():
     nn.init.constant_(model.bias, 10.0)
     fault = diagnose(model, torch.ones(1, 4), half, loss_scale=2.0**16).first
     assert (fault.module, fault.operation) == ("half", "multiply")
-    assert fault.remedy == "scaler = GradScaler(init_scale=16.0)"
+    assert fault.remedy.splitlines() == [
+        "from halfstep.torch import GradScaler",
+        "scaler = GradScaler(init_scale=16.0)",
+    ]
+    assert "skips such a step and halves its scale" in str(fault)
 
 
 def test_parameters_in_half_precision_are_left_alone_by_a_global_policy():

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import halfstep
 import halfstep.torch as hst
 from halfstep.torch import diagnose
 from tests.torch import faulty_models as faulty
@@ -38,8 +37,7 @@ def diagnosis_of(model, batch, way, scale=1.0):
 
 def names_of(remedy, model, optimizer):
     """Executes a remedy as if it were pasted into a script."""
-    public = {**vars(halfstep), **vars(hst)}
-    names = {**public, "torch": torch, "model": model, "optimizer": optimizer}
+    names = {"model": model, "optimizer": optimizer}
     exec(remedy, names)
     return names
 
@@ -86,9 +84,10 @@ def test_rules(kind, target, way):
 @pytest.mark.parametrize("kind", [faulty.Focal, faulty.Divides])
 def test_an_epsilon_that_the_format_has(kind, way):
     model, batch = model_of(kind), batch_of(kind)
-    remedy = diagnosis_of(model, batch, way).first.remedy
+    *_, epsilon, placed = diagnosis_of(model, batch, way).first.remedy.splitlines()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    model[0].epsilon = names_of(remedy, model, optimizer)["epsilon"]
+    model[0].epsilon = names_of(epsilon, model, optimizer)["epsilon"]
+    assert placed.startswith("h = ")
     assert trains(model, batch, optimizer, context_of(way))
 
 
@@ -169,8 +168,7 @@ def test_a_scale_that_no_region_reaches_is_no_remedy():
     assert (fault.module, fault.operation, fault.phase) == ("1", "divide", "backward")
     assert 'with_rule("aten::div", "full"' in fault.remedy
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)
-    names = {**vars(halfstep), **vars(hst), "model": model, "optimizer": optimizer}
-    exec(fault.remedy, names)
+    names = names_of(fault.remedy, model, optimizer)
     for _ in range(6):
         optimizer.zero_grad()
         mean(model, batch).backward()
@@ -190,5 +188,5 @@ def test_a_logarithm_is_not_left_out_of_a_loss():
 
     fault = diagnose(model, batch, entropy, policy="mixed_float16").first
     assert (fault.operation, fault.phase) == ("log", "forward")
-    safe, _, _ = fault.remedy.partition("  #")
+    safe, _, _ = fault.remedy.removeprefix("import torch\n").partition("  #")
     assert eval(safe, {"torch": torch, "h": torch.zeros(1)}).item() < -80

@@ -176,7 +176,7 @@ def test_what_is_refused():
         diagnose(batch, batch, mean)
     with pytest.raises(UsageError, match=r"all of its parameters, got 0.weight"):
         diagnose(nn.Sequential(nn.LazyLinear(4)), batch, mean)
-    with pytest.raises(UsageError, match=r"a loss of one number, got of shape \(2, 1\)"):
+    with pytest.raises(UsageError, match=r"a loss of one number, got a tensor of shape \(2, 1\)"):
         diagnose(model, batch, lambda model, batch: model(batch))
     with pytest.raises(UsageError, match=r"needs a loss_scale above zero, got 0"):
         diagnose(model, batch, mean, loss_scale=0)

@@ -236,9 +236,15 @@ def test_families(module, families):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"loss_fn": lambda model, batch: 1.0}, "one number with a gradient, got float. Write"),
-        ({"loss_fn": lambda model, batch: model(batch)}, "got shape (5, 1)"),
-        ({"loss_fn": lambda model, batch: torch.ones(())}, "got shape ()"),
+        ({"loss_fn": lambda model, batch: 1.0}, "a loss of one number, got float. Return"),
+        (
+            {"loss_fn": lambda model, batch: model(batch)},
+            "got a tensor of shape (5, 1) in",
+        ),
+        (
+            {"loss_fn": lambda model, batch: torch.ones(())},
+            "with a gradient, got one without",
+        ),
         ({"loss_fn": lambda model, batch: OTHER(batch).sum()}, "got one of something else. Write"),
         ({"model": nn.ReLU()}, "parameters to train, got ReLU without any that"),
         ({"model": "model"}, "a torch.nn.Module, got str"),

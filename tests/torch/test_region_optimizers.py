@@ -365,7 +365,8 @@ def test_the_floor_is_an_error_that_names_the_parameters():
         "The region needs finite gradients at its smallest scale, but gradients held inf at 32, "
         "and min_scale lets it go no lower. The loss was finite. Parameters with non-finite "
         "gradients: weight (inf). Compute the operations behind them in float32, use bfloat16, or "
-        "lower the learning rate."
+        "lower the learning rate. halfstep.torch.diagnose(model, batch, loss_fn), or halfstep "
+        "doctor on the script, tells the operation."
     )
 
 

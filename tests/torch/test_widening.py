@@ -9,7 +9,7 @@ from torch import nn
 
 from halfstep.core import Rule, subscribe
 from halfstep.errors import RuleError, UsageError
-from halfstep.torch import WidenedRegionWarning, prepare
+from halfstep.torch import SkippedStepsWarning, WidenedRegionWarning, prepare
 
 EYE = nn.init.eye_
 INPUTS = torch.full((4, 8), 0.25)
@@ -116,10 +116,11 @@ def test_a_step_that_is_looked_into_changes_nothing():
 
 def test_bad_data_widens_nothing():
     region, step = training(nn.Linear(8, 1), lr=0.1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", WidenedRegionWarning)
-        for _ in range(8):
-            step(torch.full((4, 8), torch.nan))
+    with pytest.warns(SkippedStepsWarning) as told:
+        repeated(lambda: step(torch.full((4, 8), torch.nan)), 8)
+    (vain,) = told
+    assert "has found no rule that cures it: Linear: the input holds nan" in str(vain.message)
+    assert "halfstep.torch.diagnose(model, batch, loss_fn)" in str(vain.message)
     assert region.widened == ()
     step()
     assert not region.last_step.skipped

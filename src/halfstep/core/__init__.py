@@ -21,6 +21,11 @@ from halfstep.core._observation import Observation as Observation
 from halfstep.core._observation import Observed as Observed
 from halfstep.core._override import override_policy as override_policy
 from halfstep.core._override import overriding_policy as overriding_policy
+from halfstep.core._pasting import complete as complete
+from halfstep.core._pasting import policy_text as policy_text
+from halfstep.core._pasting import policy_words as policy_words
+from halfstep.core._pasting import quoted as quoted
+from halfstep.core._pasting import rules_text as rules_text
 from halfstep.core._patches import replace as replace
 from halfstep.core._plan import Plan as Plan
 from halfstep.core._plan import StalePlanWarning as StalePlanWarning
@@ -51,6 +56,7 @@ from halfstep.core._skips import culprits_text as culprits_text
 from halfstep.core._skips import levels_to_user as levels_to_user
 from halfstep.core._skips import overflow_reason as overflow_reason
 from halfstep.core._skips import tell_skips as tell_skips
+from halfstep.core._skips import where_from as where_from
 from halfstep.core._unmatched import UnmatchedRuleWarning as UnmatchedRuleWarning
 from halfstep.core._unmatched import unmatched as unmatched
 from halfstep.core._window import Window as Window
@@ -95,6 +101,7 @@ __all__ = [
     "UnmatchedRuleWarning",
     "Window",
     "cheapest",
+    "complete",
     "culprits_text",
     "emit",
     "levels_to_user",
@@ -105,13 +112,18 @@ __all__ = [
     "override_policy",
     "overriding_policy",
     "plan_of",
+    "policy_text",
+    "policy_words",
     "processor",
     "quiet",
+    "quoted",
     "replace",
+    "rules_text",
     "subscribe",
     "tell_if_stale",
     "tell_skips",
     "unmatched",
+    "where_from",
 ]
 
 # Pickles, reprs and tracebacks show the public path, which outlives the private files.

@@ -11,6 +11,7 @@ _ROLES = {
     "grad_input": "the gradient of its input",
     "grad_weight": "the gradient of its weight",
 }
+_OF_PARAMETERS = {"grad_weight": "the gradient of "}
 _MADE = "{module}: {operation} made {kind} in the {phase} pass, in {range}"
 _WORDS = {
     "data": "{module}: the {role} holds {kind} before the model computes anything",
@@ -42,6 +43,9 @@ class Fault:
         in_float32: Whether the same model in float32 makes it, too.
         remedy: What to write instead, to be pasted; empty where nothing is known.
         source: The line that it came from, as "file:line (function)"; empty where it is not known.
+        parameter: The name of the parameter or buffer that held it, or whose gradient did; empty
+            for none, and where it is not known.
+        note: What else there is to know; empty for nothing.
 
     Example:
         >>> fault = Fault("expand", "matmul", "forward", "output", "inf", "float16", (2, 8), 1200.0)
@@ -63,6 +67,8 @@ class Fault:
     in_float32: bool = False
     remedy: str = ""
     source: str = ""
+    parameter: str = ""
+    note: str = ""
 
     @property
     def limit(self) -> float:
@@ -75,10 +81,27 @@ class Fault:
         return Format.named(self.dtype).max
 
     @property
+    def breaks(self) -> bool:
+        """Whether it is inf or NaN of the forward pass, which no loss scale cures.
+
+        Example:
+            >>> Fault("head", "exp", "forward", "output", "inf", "float16", (2,), 12.0).breaks
+            True
+        """
+        return self.phase == "forward" and self.kind != "underflow"
+
+    @property
     def _end(self) -> str:
         if self.kind == "underflow":
             return f"begins at {Format.named(self.dtype).smallest_subnormal:.2g}"
         return f"ends at {self.limit:g}"
+
+    @property
+    def _what(self) -> str:
+        """What held it, in words."""
+        if self.parameter:
+            return f"{_OF_PARAMETERS.get(self.role, '')}{self.parameter}"
+        return _ROLES.get(self.role, f"its {self.role}")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain data.
@@ -91,23 +114,28 @@ class Fault:
         return {**dataclasses.asdict(self), "shape": list(self.shape)}
 
     def __str__(self) -> str:
-        lost = self.kind == "underflow"
-        words = {
-            **vars(self),
-            "what": _ROLES.get(self.role, f"its {self.role}"),
-            "range": f"{self.dtype}, which {self._end}",
-        }
+        lost, words = self.kind == "underflow", self._words
         held = _ZERO if lost else _HELD
         held += "" if self.largest is None else _LARGEST
         made = _LOST if lost else _WORDS.get(self.operation, _MADE)
-        lines = [made.format(**words), f"  {held.format(**words)}"]
-        if self.source:
-            lines.append(f"  in {self.source}")
-        if self.in_float32:
-            lines.append(f"  {_IN_FLOAT32}{'' if self.remedy else _LOOK}")
-        if self.remedy:
-            lines.extend(f"  {line}" for line in ["write:", *self.remedy.splitlines()])
-        return "\n".join(lines)
+        below = [
+            held.format(**words),
+            f"in {self.source}" if self.source else "",
+            f"{_IN_FLOAT32}{'' if self.remedy else _LOOK}" if self.in_float32 else "",
+            self.note,
+            *(["write:", *self.remedy.splitlines()] if self.remedy else ()),
+        ]
+        return "\n".join([made.format(**words), *(f"  {line}" for line in below if line)])
+
+    @property
+    def _words(self) -> dict[str, Any]:
+        """What the texts are filled in with."""
+        return {
+            **vars(self),
+            "role": "parameter" if self.parameter and self.role == "weight" else self.role,
+            "what": self._what,
+            "range": f"{self.dtype}, which {self._end}",
+        }
 
 
 @dataclass(frozen=True)

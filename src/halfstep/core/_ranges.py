@@ -9,7 +9,7 @@ from typing import Any
 from halfstep.core._exponents import LOW_FORMATS, Exponents
 from halfstep.core._moments import Moment
 from halfstep.core._ranges_text import text
-from halfstep.core._window import Window
+from halfstep.core._window import Window, most_common
 
 FORWARD = ("input", "weight", "output")
 BACKWARD = ("grad_output", "grad_input", "grad_weight")
@@ -30,6 +30,7 @@ class Range:
         run: The values of the same step as it ran.
         form: The name of the format in which they were.
         families: The families of operations that the module runs, as rules call them.
+        path: The path by which rules know the module, where it has another one.
 
     Example:
         >>> reference = Exponents({-30: 1, 0: 3}, largest=1.0)
@@ -44,6 +45,17 @@ class Range:
     run: Exponents
     form: str = "float32"
     families: tuple[str, ...] = ()
+    path: str | None = None
+
+    @property
+    def where(self) -> str:
+        """The path by which rules know the module, empty for a model itself.
+
+        Example:
+            >>> Range("Net.head", "output", Exponents(), Exponents(), path="head").where
+            'head'
+        """
+        return self.module if self.path is None else self.path
 
     @property
     def lost(self) -> float:
@@ -198,10 +210,10 @@ class Ranges:
             >>> Ranges((row,)).power
             25
         """
-        windows = [each for each in map(self._window_of, self.modules) if each]
+        windows = [each for name in self.modules if (each := self.window(module=name))]
         if not windows:
             return None
-        found = Window.common(windows) or _most_common(windows)
+        found = Window.common(windows) or most_common(windows)
         inner = Window(found.lowest + _MARGIN, found.highest - _MARGIN)
         return 0 if 0 in inner else found.middle
 
@@ -242,14 +254,11 @@ class Ranges:
         return tuple(name for name in self.modules if not self._fits(name))
 
     def _fits(self, module: str) -> bool:
-        window = self._window_of(module)
+        window = self.window(module=module)
         forward = [row for row in self.rows if row.module == module and row.role in FORWARD]
         overflows = any(row.reference.overflowed(self.form) for row in forward)
         fits = window is None or (self.power is not None and self.power in window)
         return fits and not overflows
-
-    def _window_of(self, module: str) -> Window | None:
-        return self.window(module=module)
 
     def _backward(self, module: str | None) -> Iterator[Range]:
         for row in self.rows:
@@ -276,7 +285,7 @@ class Ranges:
         }
 
     def _summary(self, module: str) -> dict[str, Any]:
-        window = self._window_of(module)
+        window = self.window(module=module)
         return {
             "module": module,
             "lost": self.lost(module=module),
@@ -288,12 +297,3 @@ class Ranges:
 
     def __str__(self) -> str:
         return text(self)
-
-
-def _most_common(windows: list[Window]) -> Window:
-    """Returns where the most of some windows, none of them empty, overlap first."""
-    ends = sorted({end for each in windows for end in (each.lowest, each.highest)})
-    best = max(ends, key=lambda power: sum(power in each for each in windows))
-    around = Window.common(each for each in windows if best in each)
-    assert around is not None
-    return around

@@ -1,5 +1,6 @@
 """The ranges of a step as a table, and as what to write."""
 
+import glob
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,15 @@ if TYPE_CHECKING:
 _SHOWN = 40
 _HEADER = ("module", "gradients", "lost at 1", "lost here", "scales")
 _NOTHING = "no gradient is anything but zero"
+_NOT_FINITE = "no gradient is finite, in float32 either: diagnose tells where that begins"
 _LOST_UPDATES = 0.01
 
 
 def text(ranges: "Ranges") -> str:
     """Returns a table of the modules, and what to write."""
-    if not ranges.gradients().numbers:
-        return _NOTHING
+    found = ranges.gradients()
+    if not found.numbers:
+        return _NOT_FINITE if found.infs or found.nans else _NOTHING
     outside = set(ranges.outside)
     shown = ranges.modules[:_SHOWN]
     body = aligned(_HEADER, (_cells(ranges, name, name in outside) for name in shown))
@@ -87,11 +90,12 @@ def _needs_wider(ranges: "Ranges") -> bool:
 
 def _rules(ranges: "Ranges") -> Rules:
     """Returns rules by which modules that the format cannot hold run in float32."""
-    rules, families = Rules(), {row.module: row.families for row in ranges.rows}
+    rules, rows = Rules(), {row.module: row for row in ranges.rows}
     reason = f"Its values do not fit {ranges.form}."
     for name in ranges.outside:
-        for family in families[name]:
-            rules = rules.with_rule(family, "full", where=name, reason=reason)
+        for family in rows[name].families:
+            where = glob.escape(rows[name].where)
+            rules = rules.with_rule(family, "full", where=where, reason=reason)
     return rules
 
 

@@ -11,6 +11,8 @@ from halfstep.errors import NonFiniteError
 Culprits: TypeAlias = tuple[tuple[str, str], ...]
 
 _SHOWN = 5
+# What the front-ends' `diagnose` is called with.
+_CALLS = {"torch": "model, batch, loss_fn", "keras": "model, x, y", "jax": "function, *arguments"}
 _FIRST = 25
 # What stands between a step and whoever asked for it.
 _INNER = ("halfstep.", "keras.", "jax.")
@@ -80,6 +82,21 @@ def culprits_text(culprits: Culprits) -> str:
     shown = ", ".join(f"{name} ({kind})" for name, kind in culprits[:_SHOWN])
     hidden = len(culprits) - _SHOWN
     return f"{shown} and {hidden} more" if hidden > 0 else shown or "unknown"
+
+
+def where_from(frontend: str) -> str:
+    """Returns in words how to find what made gradients overflow.
+
+    Args:
+        frontend: "torch", "keras" or "jax".
+
+    Example:
+        >>> where_from("torch")
+        'halfstep.torch.diagnose(model, batch, loss_fn), or halfstep doctor on the script, tells \
+the operation.'
+    """
+    call = f"halfstep.{frontend}.diagnose({_CALLS[frontend]})"
+    return f"{call}, or halfstep doctor on the script, tells the operation."
 
 
 def overflow_reason(culprits: Culprits) -> str:

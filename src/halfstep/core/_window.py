@@ -63,3 +63,17 @@ class Window:
 
     def __str__(self) -> str:
         return f"2^{self.lowest} to 2^{self.highest}" if self else "none"
+
+
+def most_common(windows: list[Window]) -> Window:
+    """Returns where the most of some windows, none of them empty, overlap first.
+
+    Example:
+        >>> most_common([Window(0, 9), Window(4, 20), Window(30, 40)])
+        Window(lowest=4, highest=9)
+    """
+    ends = sorted({end for each in windows for end in (each.lowest, each.highest)})
+    best = max(ends, key=lambda power: sum(power in each for each in windows))
+    around = Window.common(each for each in windows if best in each)
+    assert around is not None
+    return around

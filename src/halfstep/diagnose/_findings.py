@@ -1,7 +1,7 @@
 """What there is to know of a training, and what to do about it."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from halfstep.core import (
@@ -11,10 +11,11 @@ from halfstep.core import (
     Finding,
     Ranges,
     Report,
-    Rules,
     culprits_text,
 )
-from halfstep.diagnose._heard import Evidence, Look
+from halfstep.diagnose._growing import Growth, growth_of
+from halfstep.diagnose._heard import HALF, Evidence, Look
+from halfstep.diagnose._writing import in_bfloat16, scaled, with_masters, with_rule
 from halfstep.launch import LIKELY_REASONS, WHAT_TO_CHECK, why_ineffective, why_untrained
 from halfstep.report import share_text
 
@@ -24,11 +25,6 @@ _IN_A_ROW = 3
 # A scale may be looked for by a few skips in as many steps.
 _SEARCHED = 50
 _SHOWN_MODULES = 5
-_SCALERS = {
-    False: "scaler = GradScaler(init_scale=2.0**{power})",
-    True: "halfstep.keras.LossScaleOptimizer(optimizer, initial_scale=2.0**{power})",
-}
-_HALF = ("float16", "bfloat16")
 _INSTEAD = {
     "keras": "Looked at is what `fit` calls, and models that the script calls itself; for others, "
     "write halfstep.keras.diagnose(model, x, y).",
@@ -46,10 +42,25 @@ def findings(evidence: Evidence) -> Report:
     """
     decisive = _decisive(evidence)
     diagnosis = decisive.report.diagnosis if decisive else evidence.report.diagnosis
+    if _growth(evidence, decisive):
+        diagnosis = _without_remedies(diagnosis)
     report = replace(evidence.report, diagnosis=diagnosis)
     found = [each for find in _FINDERS for each in find(replace(evidence, report=report), decisive)]
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return replace(report, findings=tuple(found))
+    return replace(report, findings=tuple(_told_once(found)))
+
+
+def _told_once(found: Iterable[Finding]) -> Iterator[Finding]:
+    """Yields findings, of which only the first says what to write where several say the same."""
+    told: set[str] = set()
+    for each in found:
+        yield replace(each, remedy="") if each.remedy in told else each
+        told.add(each.remedy)
+
+
+def _without_remedies(diagnosis: Diagnosis) -> Diagnosis:
+    faults = tuple(replace(fault, remedy="") for fault in diagnosis.faults)
+    return replace(diagnosis, faults=faults)
 
 
 def _decisive(evidence: Evidence) -> Look | None:
@@ -66,6 +77,14 @@ def _decisive(evidence: Evidence) -> Look | None:
     ]
     lasting = failed[-1:] if _is_stuck(evidence.report) else []
     return next(iter(real or lasting), None)
+
+
+def _growth(evidence: Evidence, decisive: Look | None) -> Growth | None:
+    """Returns how the loss has grown before it broke, None where it has not."""
+    steps = evidence.report.steps
+    if decisive is None:
+        return None
+    return growth_of([step.loss for step in steps if step.number <= decisive.step])
 
 
 def _shows(look: Look) -> bool:
@@ -92,9 +111,10 @@ def _untrained(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
         text = "No optimizer was seen: each loss counts as a step, and no ranges were looked at."
         yield Finding("note", text)
     if report.steps and evidence.ineffective:
-        why = why_ineffective(evidence.run)
-        text = f"{evidence.run.policy} did not take effect, because {why}. {LIKELY_REASONS}"
-        yield Finding("error", text)
+        why = f"{why_ineffective(evidence.run)}. {LIKELY_REASONS}"
+        if evidence.half:
+            why = f"the script trains parameters in {evidence.half} itself, which are left alone."
+        yield Finding("error", f"{evidence.run.policy} did not take effect, because {why}")
 
 
 def _is_by_hand(report: Report) -> bool:
@@ -110,11 +130,11 @@ def _frameworks(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
 def _fault(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
     fault = evidence.report.diagnosis.first
     if fault is not None:
-        step = decisive or _last_sampled(evidence)
+        step = decisive or _sampled(evidence)
         what, _, _ = str(fault).partition("\n")
         text = what.removeprefix(f"{fault.module}: ")
         text = text[:1].upper() + text[1:]
-        severity = "error" if decisive else "warning"
+        severity = "error" if decisive or fault.breaks else "warning"
         when = "" if _is_by_hand(evidence.report) else f" (step {step.step})"
         yield Finding(severity, f"{text}{when}.", fault.module, fault.remedy)
     elif decisive and decisive.outside:
@@ -126,8 +146,17 @@ def _fault(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
         )
 
 
-def _last_sampled(evidence: Evidence) -> Look:
-    return [look for look in evidence.looks if not look.failed][-1]
+def _sampled(evidence: Evidence) -> Look:
+    """Returns the look that has shown the fault."""
+    sampled = [look for look in evidence.looks if not look.failed]
+    fault = evidence.report.diagnosis.first
+    return next((look for look in sampled if look.report.diagnosis.first == fault), sampled[-1])
+
+
+def _diverging(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
+    growth = _growth(evidence, decisive)
+    if growth is not None:
+        yield Finding("error", str(growth))
 
 
 def _losses(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
@@ -155,27 +184,29 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def _ranges(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
+def _lost(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
     report = evidence.report
-    if decisive:
-        return  # What it made leaves its marks everywhere.
-    ranges = report.narrow
-    lost = ranges.lost(report.power)
+    ranges, fault = report.narrow, report.diagnosis.first
+    lost = 0.0 if decisive else ranges.lost(report.power)
     if lost > _MANY_LOST:
-        in_keras = "keras" in dict(report.versions)
-        written = _SCALERS[in_keras]
-        in_region = bool(evidence.run.regions) and not in_keras
-        told = report.diagnosis.first is not None and report.diagnosis.first.remedy
-        remedy = "" if told else _scale(ranges, written, in_region=in_region)
+        remedy = "" if fault is not None and fault.remedy else scaled(evidence, ranges)
         text = f"{share_text(lost)} of the gradients become 0 in {ranges.form}"
         yield Finding("warning", f"{text} at the scale in force, 2^{report.power}.", "", remedy)
-    suffering = [name for name in ranges.outside if _suffers(ranges, report.power, name)]
+
+
+def _outside(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
+    report = evidence.report
+    ranges, fault = report.narrow, report.diagnosis.first
+    told = fault.module if fault is not None and fault.breaks else ""
+    # What a decisive fault made leaves its marks everywhere.
+    outside = [name for name in ranges.outside if name != told and not decisive]
+    suffering = [name for name in outside if _suffers(ranges, report.power, name)]
     for name in suffering[:_SHOWN_MODULES]:
         text = f"Its values need more range than {ranges.form} has, at any scale."
-        yield Finding("warning", text, name, _rule(ranges, name))
+        yield Finding("warning", text, name, with_rule(evidence, ranges, name))
     if suffering[_SHOWN_MODULES:]:
         text = f"So do those of {len(suffering) - _SHOWN_MODULES} more modules."
-        yield Finding("warning", text, "", 'policy="mixed_bfloat16"')
+        yield Finding("warning", text, "", in_bfloat16(evidence))
 
 
 def _suffers(ranges: Ranges, power: int, module: str) -> bool:
@@ -185,29 +216,28 @@ def _suffers(ranges: Ranges, power: int, module: str) -> bool:
     return overflows or ranges.lost(power, module=module) > _MANY_LOST
 
 
-def _scale(ranges: Ranges, written: str, *, in_region: bool) -> str:
-    """Returns the scale to write, for a region or for a scaler."""
-    if in_region and ranges.region_scale is not None:
-        return f'policy = policy.with_(scale="dynamic(init_scale={ranges.region_scale!r})")'
-    return "" if ranges.power is None else written.format(power=ranges.power)
-
-
-def _rule(ranges: Ranges, module: str) -> str:
-    families = next(row.families for row in ranges.rows if row.module == module)
-    rules = Rules()
-    for family in families:
-        rules = rules.with_rule(family, "full", where=module, reason="Its values need the range.")
-    return f"policy = policy.with_(rules={str(rules)!r})" if rules.edits else ""
-
-
 def _updates(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
     ranges = evidence.report.ranges
     # In float32 it is the learning rate that is small, which no format helps.
-    narrow = any(row.role == "weight" and row.form in _HALF for row in ranges.rows)
-    lost = [pair for pair in ranges.updates if narrow and pair[1] > _MANY_LOST]
+    lost = [pair for pair in ranges.updates if evidence.half and pair[1] > _MANY_LOST]
     for name, share in sorted(lost, key=lambda pair: -pair[1])[:_SHOWN_MODULES]:
         text = f"{share_text(share)} of its updates change nothing, because they round to nothing."
-        yield Finding("warning", text, name, 'prepare(model, optimizer, policy, masters="split")')
+        yield Finding("warning", text, name, with_masters())
+
+
+def _moments(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
+    """Yields what an Adam loses that keeps its state in the format of the parameters."""
+    found = [each for each in evidence.report.ranges.moments if each.form in HALF]
+    fault = evidence.report.diagnosis.first
+    broken = fault is not None and (fault.operation, fault.role) == ("data", "weight")
+    for each in [it for it in found if it.eps_vanishes][:1]:
+        text = f"eps={each.eps:g} of its optimizer is 0 in {each.form}, so that steps divide by 0."
+        yield Finding("error" if broken else "warning", text, each.parameter, with_masters())
+    lost = [each for each in found if each.vanishing > _MANY_LOST]
+    for each in sorted(lost, key=lambda it: -it.vanishing)[:_SHOWN_MODULES]:
+        share = share_text(each.vanishing)
+        text = f"{share} of the squares of its gradients become 0 in {each.form}, where Adam keeps"
+        yield Finding("warning", f"{text} them.", each.parameter, with_masters())
 
 
 def _unseen(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
@@ -227,10 +257,13 @@ _FINDERS: tuple[Callable[[Evidence, Look | None], Iterator[Finding]], ...] = (
     _untrained,
     _frameworks,
     _fault,
+    _diverging,
     _losses,
     _skips,
-    _ranges,
+    _lost,
+    _outside,
     _updates,
+    _moments,
     _unseen,
     _notes,
 )

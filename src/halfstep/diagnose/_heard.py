@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from halfstep.core import Cast, Exponents, Range, Ranges, Report, Step
+from halfstep.core import Cast, Diagnosis, Exponents, Range, Ranges, Report, Step
 from halfstep.launch import RunLog, RunResult, policy_text
 
 
@@ -53,9 +53,14 @@ class Evidence:
     overrides: bool = True
 
     @property
+    def half(self) -> str:
+        """The format of 16 bits that the script keeps its parameters in, empty for none."""
+        return half_of(self.report.ranges)
+
+    @property
     def ineffective(self) -> bool:
         """Whether nothing ran under the policy, and the script chose no other one itself."""
-        chosen = self.run.torch_amp or self.run.region_policies
+        chosen = self.run.torch_amp or self.run.region_policies or self.half
         return self.run.ineffective and (self.overrides or not chosen)
 
 
@@ -130,16 +135,17 @@ class Heard:
         run = self._log.result(exit_code=bool(error), error=error, seconds=0.0)
         sampled = [look.report for look in self._looks if not look.failed]
         last = sampled[-1] if sampled else Report(script="", policy="")
+        ranges = _together([each.ranges for each in sampled])
         report = Report(
             script=script,
-            policy=self.policy if self.overrides else policy_text(run),
+            policy=self.policy if self.overrides else _policy_text(run, ranges),
             versions=run.versions,
             device=run.device,
             date=run.date,
             steps=tuple(self._steps),
             sampled=tuple(each.sampled[0] for each in sampled),
-            diagnosis=last.diagnosis,
-            ranges=_together([each.ranges for each in sampled]),
+            diagnosis=_worst(sampled),
+            ranges=ranges,
             power=last.power,
             casts=_first_casts(sampled),
             error=error,
@@ -165,6 +171,30 @@ class Heard:
         self._frameworks = tuple(frameworks)
 
 
+def _policy_text(run: RunResult, ranges: Ranges) -> str:
+    """Returns what a run trained under, whoever chose it."""
+    half = half_of(ranges) if run.ineffective and not run.torch_amp else ""
+    return f"{half} parameters (the script's own)" if half else policy_text(run)
+
+
+def _worst(sampled: list[Report]) -> Diagnosis:
+    """Returns the first diagnosis of inf or NaN in a forward pass, or the last one."""
+    found = [each.diagnosis for each in sampled]
+    broken = (each for each in found if each.first and each.first.breaks)
+    return next(broken, found[-1] if found else Diagnosis())
+
+
+def half_of(ranges: Ranges) -> str:
+    """Returns the format of 16 bits that parameters are in, empty for none.
+
+    Example:
+        >>> half_of(Ranges())
+        ''
+    """
+    forms = (row.form for row in ranges.rows if row.role == "weight")
+    return next((each for each in forms if each in HALF), "")
+
+
 def _together(found: list[Ranges]) -> Ranges:
     """Returns the sums of the counts of several steps; the rest is that of the last one."""
     rows: dict[tuple[str, str], Range] = {}
@@ -176,6 +206,7 @@ def _together(found: list[Ranges]) -> Ranges:
     return replace(found[-1], rows=tuple(rows.values())) if found else Ranges()
 
 
+HALF = ("float16", "bfloat16")
 _NOTHING: dict[str, Any] = {"reference": Exponents(), "run": Exponents()}
 
 

@@ -5,6 +5,7 @@ from halfstep.launch._effect import (
     LIKELY_REASONS,
     NO_REGION,
     UNSCALED,
+    own_policies,
     policy_text,
     why_ineffective,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "explain_exit",
     "first_on_path",
     "follow",
+    "own_policies",
     "policy_text",
     "processor_name",
     "run_process",

@@ -54,11 +54,12 @@ def why_ineffective(run: RunResult) -> str:
 
     Example:
         >>> why_ineffective(RunResult(policy="mixed_float16", lowered=False))
-        'no model became a region: everything ran in float32, as under plain Python'
+        "no model became a region: everything ran in the script's own formats, as under plain \
+Python"
     """
     if "keras" in dict(run.versions):
         return "no layer of a model that trained computes in it: each has a dtype of its own"
     if run.regions:
         return "the script prepares its models with the policy float32, which they keep"
-    how = "with the script's own torch.amp" if run.torch_amp else "in float32"
+    how = "with the script's own torch.amp" if run.torch_amp else "in the script's own formats"
     return f"{NO_REGION}: everything ran {how}, as under plain Python"

@@ -29,15 +29,17 @@ def diagnose(
     Args:
         model: The model, as it trains: prepared, or called inside of autocast by `loss_fn`.
         batch: What `loss_fn` is called with.
-        loss_fn: Returns the loss of a model and a batch, on which training calls `backward()`.
+        loss_fn: Calls the model that it is given with the batch, and returns the loss, on which
+            training calls `backward()`, and it does not.
         policy: Runs the model as if it had been given to `prepare` with this policy.
         loss_scale: What multiplies the loss, such as `scaler.get_scale()`. A region has a scale of
-            its own.
+            its own, so it does not go together with a policy that has one.
 
     Raises:
         UsageError: The model is no module, has parameters that are still to be made, or is a region
-            where there is a policy, too; the loss is not one number, or its scale not above zero;
-            autocast is entered around the call.
+            where there is a policy, too; the loss is not computed of the model, is not one number,
+            or was gone through backward already; its scale is not above zero, or beside that of a
+            policy; autocast is entered around the call.
         PolicyError: The policy cannot be read or followed.
 
     Example:

@@ -119,12 +119,12 @@ class Looking:
         return _outside(lambda: self._faults(scale))
 
     def _faults(self, scale: float) -> Diagnosis:
-        found = Diagnosis()
+        found, several = Diagnosis(), len({id(call.model) for call in self._calls}) > 1
         for model, loss_fn in self._models(scale):
             with self._as_before(model):
                 found = diagnose(model, (), loss_fn, loss_scale=_outer(model, scale))
             if found:
-                break
+                return _of(model, found) if several else found
         return found
 
     def ranges(self, scale: float) -> Seen | None:
@@ -270,6 +270,16 @@ def _power(model: nn.Module, found: Ranges, scale: float) -> int:
         return power
     # A region multiplies whatever enters to the size of its scale.
     return power - math.frexp(found.entering)[1] if forward.region._scaled else 0
+
+
+def _of(model: nn.Module, found: Diagnosis) -> Diagnosis:
+    """Returns what was found with the name of the model before those of its modules."""
+    name = type(model).__name__
+    faults = tuple(
+        each if each.module == name else with_changes(each, module=f"{name}.{each.module}")
+        for each in found.faults
+    )
+    return with_changes(found, faults=faults)
 
 
 def _together(found: list[tuple[nn.Module, Ranges]]) -> Ranges:

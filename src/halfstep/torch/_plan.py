@@ -63,4 +63,5 @@ def plan(
     with tried(Case(model, batch, loss_fn, caller="plan"), None):
         trial = Trial(model, batch, loss_fn, device_of(model).type)
         with trial.untouched():
+            trial.check()
             return Search(trial, budget, seconds, tell).plan()

@@ -131,4 +131,6 @@ def checked_handler(on_overflow: Any, *, release: bool) -> Skipping:
 
 
 def _search(module: nn.Module, calls: list[Repeated], factor: float) -> Any:
-    return widening(Case(module, calls, made_again, factor=factor, settles=False))
+    forward = forward_of(module)
+    regions = [forward.region] if forward else []
+    return widening(Case(module, calls, made_again, settles=False).scaled(regions, factor))

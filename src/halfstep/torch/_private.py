@@ -212,6 +212,11 @@ def backward_pass() -> int:
     return torch._C._current_graph_task_id()
 
 
+def unwatched() -> Any:
+    """Returns a context in which no dispatch mode sees what runs."""
+    return torch._C._DisableTorchDispatch()
+
+
 def in_backward() -> bool:
     """Returns whether this thread works on a backward pass."""
     return backward_pass() != -1

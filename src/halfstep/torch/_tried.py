@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from halfstep.core import Policy, quiet
+from halfstep.core import Policy, policy_words, quiet
 from halfstep.errors import UsageError
 from halfstep.torch._engine._state import entered, on_trial
 from halfstep.torch._global import global_policy, is_fit
@@ -34,6 +34,7 @@ def tried(case: Case, policy: Policy | str | None) -> Iterator[None]:
     """
     for check in (_refuse_autocast, _check_model, _check_scale):
         check(case)
+    _refuse_two_scales(case, policy)
     with quiet(*_EVENTS), on_trial(), _under(case, policy):
         yield
 
@@ -60,6 +61,17 @@ def _under(case: Case, policy: Policy | str | None) -> Iterator[None]:
         yield
     finally:
         region.remove()
+
+
+def _refuse_two_scales(case: Case, policy: Policy | str | None) -> None:
+    chosen = None if policy is None else Policy.of(policy)
+    if chosen is not None and chosen.scale.kind != "none" and case.loss_scale != 1.0:
+        scaled = policy_words(chosen.with_(scale=f"static({float(case.loss_scale)!r})"))
+        raise UsageError(
+            f"{case.caller} needs either policy= or loss_scale=, got policy={str(policy)!r} and "
+            f"loss_scale={case.loss_scale!r}: a region has a scale of its own. Leave out one, or "
+            f"write policy={scaled!r}. Where a GradScaler scales, enter autocast in loss_fn."
+        )
 
 
 def _refuse_autocast(case: Case) -> None:

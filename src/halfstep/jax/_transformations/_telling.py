@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from halfstep.core import Culprits, culprits_text
+from halfstep.core import Culprits, culprits_text, where_from
 from halfstep.errors import NonFiniteError, UsageError
 from halfstep.jax._finite import INF, NAN
 from halfstep.jax._transformations._skipping import ApplyIfFiniteState
@@ -101,5 +101,5 @@ def _advice(state: ApplyIfFiniteState, params: Any) -> str:
         who = f"Leaves with non-finite gradients: {culprits_text(tuple(named))}. "
     return who + (
         "Compute what is behind them in float32, use bfloat16, or lower the learning rate; if the "
-        "loss itself is not finite, no loss scale helps."
+        f"loss itself is not finite, no loss scale helps. {where_from('jax')}"
     )

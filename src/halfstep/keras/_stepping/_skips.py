@@ -16,6 +16,7 @@ from halfstep.core import (
     culprits_text,
     levels_to_user,
     tell_skips,
+    where_from,
 )
 from halfstep.errors import NonFiniteError
 from halfstep.keras._stepping._backend import backend
@@ -117,5 +118,6 @@ def _advice(names: Culprits) -> str:
         who = "Which ones is not known: they were in another replica than the first."
     return (
         f'{who} Give the layers behind them dtype="float32", use mixed_bfloat16, or lower the '
-        "learning rate; if the loss itself is not finite, no loss scale helps."
+        "learning rate; if the loss itself is not finite, no loss scale helps. "
+        f"{where_from('keras')}"
     )

@@ -14,7 +14,7 @@ from halfstep.core import UnmatchedRuleWarning, unmatched
 from halfstep.torch import _private, _tracing
 
 # Compiled modules warn that a global hook also fires for their wrapper, which is what we want.
-_SPURIOUS = "Using `torch.compile\\(module\\)` when there are global hooks"
+HOOKS_ARE_GLOBAL = "Using `torch.compile\\(module\\)` when there are global hooks"
 
 
 # Wrappers around a model, which leave its paths as they are without them.
@@ -92,7 +92,7 @@ class Paths:
         with self._lock:
             self._threads += 1
             if not self._hooks:
-                warnings.filterwarnings("ignore", message=_SPURIOUS)
+                warnings.filterwarnings("ignore", message=HOOKS_ARE_GLOBAL)
                 self._hooks = [
                     _module.register_module_forward_pre_hook(self._enter),
                     _module.register_module_forward_hook(self._leave, always_call=True),

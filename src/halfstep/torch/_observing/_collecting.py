@@ -31,7 +31,7 @@ class Collector(Protocol):
 
         Args:
             place: Its place.
-            rest: Its role, the name of its format, and its shape.
+            rest: Its role, the name of its format, its shape, and its own name.
         """
 
 

@@ -7,42 +7,67 @@ import torch
 
 from halfstep.core import Diagnosis, Fault, Rule
 from halfstep.torch._observing._formats import Formats
+from halfstep.torch._observing._losses import refuse_unused, refuse_without_gradient
+from halfstep.torch._observing._notes import note_of
 from halfstep.torch._observing._ran import Ran, Value
-from halfstep.torch._observing._remedy import Remedies, attempted
+from halfstep.torch._observing._remedy import Remedies, attempted, way_of
 from halfstep.torch._observing._settling import settled
 from halfstep.torch._observing._step import Case, Step, run
 from halfstep.torch._observing._trial import Kinds
 from halfstep.torch._observing._verdict import faults, is_in_float32, underflows
-from halfstep.torch._observing._ways import way_of
+from halfstep.torch._observing._ways import Way
+from halfstep.torch._regions._forward import forward_of
 
 
 def diagnosis(case: Case) -> Diagnosis:
     """Returns the faults of a step, each with what to write."""
-    remedies = _remedies(*settled(case))
-    found = faults(remedies.step, remedies.in_float32)
-    told = _told_faults(found, remedies) if found else _told_underflow(remedies)
+    case, step = settled(case)
+    refuse_unused(case.caller, case.model, step.called)
+    wide = in_float32(case)
+    found = faults(step, wide)
+    if not found and not step.has_gradient:
+        refuse_without_gradient(case.caller, case.model)
+    lost = next(underflows(step, wide), None) if not found else None
+    remedies = Remedies(case, step, wide, _way(step, found[0] if found else lost and lost[0]))
+    told = _told_faults(found, remedies) if lost is None else [_told_underflow(*lost, remedies)]
     return Diagnosis(tuple(told), remedies.scale)
 
 
+def _way(step: Step, ran: Ran | None) -> Way:
+    """Returns how an operation computes in low precision, or without one the step."""
+    if ran is not None:
+        return way_of(ran, step)
+    ways = [each.way for each in step.ran if each.way is not None]
+    return next((each for each in ways if each.region is not None), (*ways, Way())[0])
+
+
 def widening(case: Case) -> tuple[Fault, tuple[Rule, ...]] | None:
-    """Returns the first fault of a step and the rules that leave none, None where no rules do."""
-    remedies = _remedies(case, run(case))
-    for each in faults(remedies.step, remedies.in_float32):
-        edits = remedies.edits(each)
-        return (_fault(each, _kinds([each], case)), edits) if edits else None
+    """Returns the first fault of calls of a region and the rules that leave none, if some do.
+
+    Returns:
+        The fault, and no rules where none help; None where there is no fault.
+    """
+    step = run(case)
+    wide = in_float32(case)
+    for each in faults(step, wide):
+        edits = Remedies(case, step, wide, way_of(each, step)).edits(each)
+        forward = forward_of(case.model)
+        own = forward is not None and all(way.region is forward.region for way, _ in edits)
+        fault = _fault(each, _kinds([each], case))
+        return fault, tuple(rule for _, rule in edits) if own else ()
     return None
-
-
-def _remedies(case: Case, step: Step) -> Remedies:
-    return Remedies(case, step, in_float32(case), way_of(case.model, step.asked))
 
 
 def _told_faults(found: list[Ran], remedies: Remedies) -> Iterator[Fault]:
     kinds = _kinds(found, remedies.case)
     for each in found:
         wide = is_in_float32(each, remedies.in_float32)
-        remedy = remedies.of(each, in_float32=wide) if each is found[0] else ""
-        yield dataclasses.replace(_fault(each, kinds), in_float32=wide, remedy=remedy)
+        fault = dataclasses.replace(_fault(each, kinds), in_float32=wide)
+        if each is found[0]:
+            remedy = remedies.of(each, in_float32=wide)
+            note = "" if wide else note_of(each, remedies.in_float32, remedy)
+            fault = dataclasses.replace(fault, remedy=remedy, note=note)
+        yield fault
 
 
 def _kinds(found: list[Ran], case: Case) -> Kinds:
@@ -51,11 +76,8 @@ def _kinds(found: list[Ran], case: Case) -> Kinds:
     return kinds
 
 
-def _told_underflow(remedies: Remedies) -> Iterator[Fault]:
-    for each, value in underflows(remedies.step, remedies.in_float32):
-        fault = _told(each, value, "underflow")
-        yield dataclasses.replace(fault, remedy=remedies.of_underflow())
-        return
+def _told_underflow(ran: Ran, value: Value, remedies: Remedies) -> Fault:
+    return dataclasses.replace(_told(ran, value, "underflow"), remedy=remedies.of_underflow())
 
 
 def in_float32(case: Case) -> Step:
@@ -85,4 +107,5 @@ def _told(ran: Ran, value: Value, kind: str) -> Fault:
         shape=value.shape,
         largest=ran.largest,
         source=ran.source,
+        parameter=value.name,
     )

@@ -12,11 +12,12 @@ from halfstep.core import Format
 
 _SAFE = """\
 safe = torch.where({taken}, h, {instead})  # h is what goes into {word}
-torch.where({taken}, {call}, 0)"""
+torch.where({taken}, {call}, 0)  # in place of what {word} returns"""
 # A logarithm that is left out would make a loss of nothing where a prediction is quite wrong.
 _CLAMPED = "torch.{word}(h.clamp(min=torch.finfo(h.dtype).tiny))  # h is what goes into {word}"
 _VANISHES = "epsilon = {epsilon:g}  # what is smaller than {least:.2g} vanishes in {dtype}"
 _ROUNDS = "epsilon = {epsilon:g}  # 1 - epsilon is 1 in {dtype} for what is below {least:.2g}"
+_APART = "{epsilon}\nh = {apart}  # h is what {goes} {word}; or put epsilon for a smaller one"
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Edge:
         operand: Which of the operands is meant.
         rounds: Whether it is met where a number near 1 is rounded to 1, and not only near 0.
         form: How it is kept off, as text about the others.
+        apart: How numbers are kept apart from it by epsilon, as text about h.
     """
 
     taken: str
@@ -40,6 +42,7 @@ class Edge:
     operand: int = 0
     rounds: bool = False
     form: str = _SAFE
+    apart: str = "h.clamp(min=epsilon)"
 
     def met(self, args: tuple[Any, ...]) -> bool:
         """Returns whether a call of the operation meets the edge."""
@@ -55,17 +58,32 @@ class Edge:
 
         return move
 
+    def kept_apart(self, epsilon: float) -> Callable[[Any], Any]:
+        """Returns what moves numbers away from the edge by epsilon."""
+
+        def move(value: Any) -> Any:
+            known = isinstance(value, Tensor) and value.is_floating_point()
+            return _FORMS[self.apart](value, epsilon) if known else value
+
+        return move
+
     def safe(self, word: str) -> str:
         """Returns how to call the operation only where it has a value."""
         return self.form.format(taken=self.taken, instead=self.instead, word=word, call=self.call)
 
-    def epsilon(self, dtype: str) -> tuple[float, str]:
-        """Returns a number that a format can tell from the edge, and how it is written."""
+    def epsilon(self, dtype: str) -> float:
+        """Returns a number that a format can tell from the edge."""
         format = Format.named(dtype)
+        least = format.epsilon if self.rounds else format.min_normal
+        return 10.0 ** math.ceil(math.log10(least))
+
+    def written_apart(self, word: str, dtype: str) -> str:
+        """Returns how numbers are kept apart from the edge in a format."""
+        format, text = Format.named(dtype), _ROUNDS if self.rounds else _VANISHES
         least = format.epsilon / 2 if self.rounds else format.min_normal
-        epsilon = 10.0 ** math.ceil(math.log10(format.epsilon if self.rounds else least))
-        text = _ROUNDS if self.rounds else _VANISHES
-        return epsilon, text.format(epsilon=epsilon, least=least, dtype=dtype)
+        epsilon = text.format(epsilon=self.epsilon(dtype), least=least, dtype=dtype)
+        goes = "goes into" if self.operand == 0 else "is below in"
+        return _APART.format(epsilon=epsilon, apart=self.apart, goes=goes, word=word)
 
 
 def _up_to_zero(h: Any) -> Any:
@@ -76,9 +94,27 @@ def _at_zero(h: Any) -> Any:
     return h == 0
 
 
+def _from_one(h: Any) -> Any:
+    return h.abs() >= 1
+
+
 def _log(word: str) -> Edge:
     return Edge("h > 0", 2.0**-14, "", _up_to_zero, rounds=True, form=_CLAMPED)
 
+
+def _arc(word: str) -> Edge:
+    call = f"torch.{word}(safe)"
+    return Edge("h.abs() < 1", 0, call, _from_one, rounds=True, apart=_BETWEEN)
+
+
+# What each of the texts about epsilon does.
+_FORMS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "h.clamp(min=epsilon)": lambda h, epsilon: h.clamp(min=epsilon),
+    "h.clamp(min=-1 + epsilon)": lambda h, epsilon: h.clamp(min=-1 + epsilon),
+    "h.clamp(-1 + epsilon, 1 - epsilon)": lambda h, epsilon: h.clamp(-1 + epsilon, 1 - epsilon),
+    "torch.where(h == 0, epsilon, h)": lambda h, epsilon: torch.where(h == 0, epsilon, h),
+}
+_, _ABOVE, _BETWEEN, _ELSE = _FORMS
 
 EDGES = {
     "sqrt": Edge("h > 0", 1, "torch.sqrt(safe)", _up_to_zero),
@@ -86,10 +122,11 @@ EDGES = {
     "log": _log("log"),
     "log2": _log("log2"),
     "log10": _log("log10"),
-    "log1p": Edge("h > -1", 0, "torch.log1p(safe)", lambda h: h <= -1, rounds=True),
+    "log1p": Edge("h > -1", 0, "torch.log1p(safe)", lambda h: h <= -1, rounds=True, apart=_ABOVE),
     "power": Edge("h > 0", 1, "safe**power", _up_to_zero),
-    "acos": Edge("h.abs() < 1", 0, "torch.acos(safe)", lambda h: h.abs() >= 1, rounds=True),
-    "asin": Edge("h.abs() < 1", 0, "torch.asin(safe)", lambda h: h.abs() >= 1, rounds=True),
-    "divide": Edge("h != 0", 1, "dividend / safe", _at_zero, operand=1),
-    "reciprocal": Edge("h != 0", 1, "1 / safe", _at_zero),
+    "acos": _arc("acos"),
+    "asin": _arc("asin"),
+    "atanh": _arc("atanh"),
+    "divide": Edge("h != 0", 1, "dividend / safe", _at_zero, operand=1, apart=_ELSE),
+    "reciprocal": Edge("h != 0", 1, "1 / safe", _at_zero, apart=_ELSE),
 }

@@ -12,63 +12,73 @@ from torch.utils import _pytree
 from halfstep.core import Rule, Rules, replace
 from halfstep.torch._dtypes import HALF
 from halfstep.torch._engine import _state
+from halfstep.torch._engine._paths import PATHS
+from halfstep.torch._observing._force import Force
+from halfstep.torch._observing._ways import Asked, Way
+from halfstep.torch._regions._forward import Forward
 
 Undo = Callable[[], None]
 
 
-class Asked(NamedTuple):
-    """What an autocast was asked for.
+class Edit(NamedTuple):
+    """A row that is put on top of the rules of a region or an autocast."""
 
-    Args:
-        native: Whether it is PyTorch's own.
-        device_type: Where it casts.
-        dtype: The compute dtype.
-        rules: The text of its rules; PyTorch's own has none.
-    """
-
-    native: bool
-    device_type: str
-    dtype: torch.dtype
-    rules: str
+    way: Way
+    rule: Rule
 
 
 @dataclass(frozen=True)
 class Formats:
-    """What takes the place of the formats that autocast was asked for.
+    """What takes the place of the formats that regions and autocasts were asked for.
 
     Args:
-        low: The compute dtype; float32 switches it off, None leaves it.
-        edits: Rows that are put on top of the rules in force.
+        low: The compute dtype; float32 switches all of them off, None leaves it.
+        edits: Rows that are put on top of their rules.
         ours: Whether PyTorch's own autocast follows the default rules.
+        only: Which of them another compute dtype and `ours` are for, None for all.
     """
 
     low: torch.dtype | None = None
-    edits: tuple[Rule, ...] = ()
+    edits: tuple[Edit, ...] = ()
     ours: bool = False
+    only: Way | None = None
 
-    @property
-    def as_asked(self) -> bool:
-        """Whether nothing changes.
+    def changes(self, way: Way | None) -> bool:
+        """Returns whether anything changes in a region or an autocast; None stands for an island.
 
         Example:
-            >>> Formats().as_asked, Formats(torch.float32).as_asked
-            (True, False)
+            >>> way = Way(asked=Asked(True, "cpu", torch.float16, ""))
+            >>> Formats().changes(way), Formats(torch.float32).changes(way)
+            (False, True)
         """
-        return self.low is None and not self.edits and not self.ours
+        if self.low is torch.float32:
+            return True
+        meant = way is not None and self.only in (None, way)
+        return (meant and (self.low is not None or self.ours)) or bool(self._edits(way))
 
     def enabled(self, asked: bool) -> bool:
         """Returns whether anything is cast."""
         return asked and self.low is not torch.float32
 
-    def dtype(self, asked: torch.dtype) -> torch.dtype:
+    def dtype(self, asked: torch.dtype, way: Way | None) -> torch.dtype:
         """Returns what is computed in."""
-        return asked if self.low is None or self.low is torch.float32 else self.low
+        kept = self.low is None or self.low is torch.float32 or self.only not in (None, way)
+        return asked if kept or self.low is None else self.low
 
-    def rules(self, asked: str, *, native: bool = False) -> str:
+    def rules(self, asked: str, way: Way | None, *, native: bool = False) -> str:
         """Returns the text of the rules, with the edits; an empty one stands for PyTorch's own."""
-        if native and (self.ours or self.edits):
+        edits = self._edits(way)
+        if native and (edits or (self.ours and self.only in (None, way))):
             asked = _state.DEFAULT
-        return str(edited(Rules.parse(asked), self.edits)) if asked else ""
+        return str(edited(Rules.parse(asked), edits)) if asked else ""
+
+    def located(self, way: Way, module: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """Lets the paths of edits begin at a region, where there are any for it."""
+        has_paths = any(each.where for each in self._edits(way))
+        return PATHS.rooted(module) if has_paths else contextlib.nullcontext()
+
+    def _edits(self, way: Way | None) -> tuple[Rule, ...]:
+        return tuple(each.rule for each in self.edits if each.way == way)
 
 
 def edited(rules: Rules, edits: tuple[Rule, ...]) -> Rules:
@@ -79,49 +89,63 @@ def edited(rules: Rules, edits: tuple[Rule, ...]) -> Rules:
 
 
 @contextlib.contextmanager
-def computing(formats: Formats, model: nn.Module) -> Iterator[list[Asked]]:
+def computing(formats: Formats, force: Force, model: nn.Module) -> Iterator[None]:
     """Makes regions and autocast, PyTorch's own too, compute in formats until the block ends.
 
-    Yields:
-        What they were asked for, in the order in which they were entered.
+    Args:
+        formats: The formats.
+        force: Is told of all that is entered and left.
+        model: The model, of which parameters in half precision are in float32 where all is.
     """
-    asked: list[Asked] = []
-    enter = _state.enter
+    enter, leave = _state.enter, _state.leave
     with contextlib.ExitStack() as stack:
-        for undo in (*_ours(formats, asked), *_native(formats, asked, enter)):
+        for undo in (*_ours(formats, force), *_native(formats, force, enter, leave)):
             stack.callback(undo)
         if formats.low is torch.float32:
             stack.enter_context(_widened(model))
-        yield asked
+        yield
 
 
-def _ours(formats: Formats, asked: list[Asked]) -> Iterator[Undo]:
+def _ours(formats: Formats, force: Force) -> Iterator[Undo]:
     def enter(
         original: Any, device_type: str, dtype: Any, enabled: bool, cached: bool, rules: str
     ) -> None:
-        if enabled and rules:
-            asked.append(Asked(False, device_type, dtype, rules))
-        dtype, enabled = formats.dtype(dtype), formats.enabled(enabled)
-        original(device_type, dtype, enabled, cached, formats.rules(rules))
+        casts = bool(enabled and rules)
+        asked = Asked(False, device_type, dtype, rules, force.source()) if casts else None
+        way = force.enter(asked)
+        chosen = formats.rules(rules, way)
+        original(device_type, formats.dtype(dtype, way), formats.enabled(enabled), cached, chosen)
+
+    def leave(original: Any) -> None:
+        original()
+        force.leave()
+
+    def run(original: Any, forward: Any, *args: Any) -> Any:
+        with force.running(forward) as way, formats.located(way, forward._owner()):
+            return original(forward, *args)
 
     yield replace(_state, "enter", enter)
+    yield replace(_state, "leave", leave)
+    yield replace(Forward, "_run", run)
 
 
 def _native(
-    formats: Formats, asked: list[Asked], enter_region: Callable[..., None]
+    formats: Formats,
+    force: Force,
+    enter_region: Callable[..., None],
+    leave_region: Callable[[], None],
 ) -> Iterator[Undo]:
     def enter(original: Any, native: Any) -> Any:
         device_type, dtype, enabled = native.device, native.fast_dtype, native._enabled
-        if enabled:
-            asked.append(Asked(True, device_type, dtype, ""))
-        if formats.as_asked:
+        way = force.enter(Asked(True, device_type, dtype, "", force.source()) if enabled else None)
+        if not formats.changes(way):
             return original(native)
-        dtype, enabled = formats.dtype(dtype), formats.enabled(enabled)
-        enter_region(device_type, dtype, enabled, False, formats.rules("", native=True))
+        dtype, enabled = formats.dtype(dtype, way), formats.enabled(enabled)
+        enter_region(device_type, dtype, enabled, False, formats.rules("", way, native=True))
         return native
 
     def leave(original: Any, native: Any, *error: Any) -> Any:
-        return original(native, *error) if formats.as_asked else _state.leave()
+        return leave_region() if formats.changes(force.leave()) else original(native, *error)
 
     yield replace(torch.autocast, "__enter__", enter)
     yield replace(torch.autocast, "__exit__", leave)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from halfstep.core import FORMATS, Exponents, Observation, Observed
 from halfstep.torch._observing._diagnosis import in_float32
+from halfstep.torch._observing._losses import refuse_unused
 from halfstep.torch._observing._ran import LOW, Ran, Value
 from halfstep.torch._observing._settling import backs_off, settled
 from halfstep.torch._observing._step import Case, run
@@ -21,6 +22,7 @@ def observation(case: Case) -> Observation:
     case = settled(case)[0] if backs_off(case) else case
     case = dataclasses.replace(case, trial=Counted(), settles=False)
     step, wide = run(case), in_float32(case)
+    refuse_unused(case.caller, case.model, step.called)
     references = {each.key: each for each in wide.ran}
     found = [each for each in step.ran if each.outputs and not each.entered]
     return Observation(

@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from torch.nn.modules import module as _module
 import halfstep
 from halfstep.torch import _private
 from halfstep.torch._engine._paths import _SPURIOUS, _unwrapped
+from halfstep.torch._regions._forward import forward_of
 
 # Their lines, and those of what they are run by, are nobody's own.
 _OWN = (
@@ -32,12 +33,14 @@ class Place(NamedTuple):
     Args:
         path: The dotted path of the module, or the name of the function around the model.
         call: How often the module was called before.
-        is_root: Whether it is the model itself, or outside of it.
+        is_root: Whether it is a model itself, or outside of all.
+        below: The path that rules know the module by, which is that in its own model.
     """
 
     path: str
     call: int
     is_root: bool
+    below: str = ""
 
 
 class Places:
@@ -46,16 +49,20 @@ class Places:
     Args:
         model: The model, whose modules are known by their paths in it.
         outside: What the place outside of all modules is called.
+        meet: Is told of other models when they are called first.
     """
 
-    def __init__(self, model: nn.Module, outside: str) -> None:
+    def __init__(self, model: nn.Module, outside: str, meet: Callable[[nn.Module], None]) -> None:
+        self._tell = meet
         whole = _unwrapped(model)
-        self._names = {
-            id(each): ".".join(part for part in name.split(".") if part != "_orig_mod")
-            for name, each in whole.named_modules()
-        }
+        self._names = _names(whole)
         self._root = self._names[id(whole)] = type(whole).__name__
         self._names.update({id(each): "" for each in _wrappers(model, whole)})
+        # The classes of other models by their modules, and those models, so that an id stays one's.
+        self._roots: dict[int, str] = {}
+        self._others: list[nn.Module] = []
+        # Those that are not registered in the module that calls them, which rules take them for.
+        self._inner: set[int] = set()
         self._stack = [Place(outside, 0, is_root=True)]
         # In which backward pass each was entered.
         self._passes: list[int | None] = [-1]
@@ -67,9 +74,40 @@ class Places:
         return self._stack[-1]
 
     @property
+    def depth(self) -> int:
+        """How many places there are, the one outside of all modules included."""
+        return len(self._stack)
+
+    def below_call(self, depth: int) -> str:
+        """Returns the path below the first module that was called since there were `depth`."""
+        inside = [each.below for each in self._stack[depth:]]
+        root = f"{inside[0]}." if inside and inside[0] else ""
+        known = (each for each in reversed(inside) if f"{each}.".startswith(root))
+        return next(known, "")[len(root) :]
+
+    @property
     def forward(self) -> bool:
         """Whether what runs is the place itself, and not a backward pass that it called."""
         return self._passes[-1] == _private.backward_pass()
+
+    def known(self, module: nn.Module) -> tuple[str, str]:
+        """Returns the class of another model that a module is in, and its path in its model."""
+        if id(module) not in self._names:
+            self._meet(module)
+        root, name = self._roots.get(id(module), ""), self._names[id(module)]
+        return root, "" if name in (root, self._root) else name.removeprefix(f"{root}.")
+
+    def _meet(self, module: nn.Module) -> None:
+        """Takes note of another model, such as the discriminator in the loss of a generator."""
+        whole, kind = _unwrapped(module), type(_unwrapped(module)).__name__
+        found = {place: f"{kind}.{name}" if name else kind for place, name in _names(whole).items()}
+        found |= {id(each): kind for each in _wrappers(module, whole)}
+        new = {place: name for place, name in found.items() if place not in self._names}
+        self._names |= new
+        self._roots |= dict.fromkeys(new, kind)
+        self._inner.update(new if len(self._stack) > 1 and forward_of(module) is None else ())
+        self._others.append(module)
+        self._tell(module)
 
     def leave_forward(self) -> None:
         """From now on, nothing that runs outside of all modules is a forward pass."""
@@ -91,8 +129,10 @@ class Places:
                     hook.remove()
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        path = self._names.get(id(module), type(module).__name__) or self.here.path
-        self._stack.append(Place(path, self._calls[path], is_root=path == self._root))
+        _, below = self.known(module)
+        path = self._names[id(module)] or self.here.path
+        is_root, below = not below, self.here.below if id(module) in self._inner else below
+        self._stack.append(Place(path, self._calls[path], is_root, below))
         self._passes.append(_private.backward_pass())
         self._calls[path] += 1
 
@@ -100,6 +140,14 @@ class Places:
         if len(self._stack) > 1:
             self._stack.pop()
             self._passes.pop()
+
+
+def _names(whole: nn.Module) -> dict[int, str]:
+    """Returns the paths of modules in a model, by id, as they are without compilation."""
+    return {
+        id(each): ".".join(part for part in name.split(".") if part != "_orig_mod")
+        for name, each in whole.named_modules()
+    }
 
 
 def _wrappers(model: nn.Module, whole: nn.Module) -> Iterator[nn.Module]:

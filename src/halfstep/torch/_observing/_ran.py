@@ -7,6 +7,7 @@ from typing import NamedTuple
 from halfstep.core import Exponents
 from halfstep.torch._observing._extremes import Extremes
 from halfstep.torch._observing._places import Place
+from halfstep.torch._observing._ways import Way
 
 LOW = ("float16", "bfloat16")
 # What makes no inf of -inf, and what makes none if it is by a number above zero.
@@ -32,6 +33,7 @@ class Value(NamedTuple):
         role: What it is to the model.
         dtype: The name of its format.
         shape: Its shape.
+        name: The name of the parameter or buffer that it is, or is the gradient of; else empty.
         exponents: How many of its numbers lie where, None where nobody counted.
     """
 
@@ -39,6 +41,7 @@ class Value(NamedTuple):
     role: str
     dtype: str
     shape: tuple[int, ...]
+    name: str = ""
     exponents: Exponents | None = None
 
     @property
@@ -60,6 +63,8 @@ class Ran:
         outputs: The tensors that it wrote.
         constants: The numbers that it was called with.
         entered: Whether it only stands for a tensor that came from outside.
+        way: How it, or its forward, computes in low precision; None outside of all that casts.
+        where: The path by which the rules there know its module, None for one out of reach.
     """
 
     place: Place
@@ -70,6 +75,8 @@ class Ran:
     outputs: tuple[Value, ...]
     constants: tuple[float, ...] = ()
     entered: bool = False
+    way: Way | None = None
+    where: str | None = None
 
     @property
     def bad(self) -> Value | None:

@@ -10,7 +10,8 @@ from torch.optim import LBFGS, Optimizer
 from halfstep.core import Exponents, Moment, Policy, Range, Ranges
 from halfstep.errors import UsageError
 from halfstep.torch._dtypes import HALF, name_of
-from halfstep.torch._global import global_policy
+from halfstep.torch._engine._paths import _unwrapped
+from halfstep.torch._global import global_policy, is_fit
 from halfstep.torch._lost import lost_updates
 from halfstep.torch._masters._kept import master_of
 from halfstep.torch._observing._exponents import Tally
@@ -89,7 +90,8 @@ def _in_force(model: nn.Module) -> Policy | None:
     """Returns the policy that a model is about to be prepared by, None if it stays as it is."""
     everywhere = global_policy()
     prepared = any(map(forward_of, model.modules()))
-    return None if prepared or everywhere.compute_dtype == "float32" else everywhere
+    as_it_is = prepared or everywhere.compute_dtype == "float32" or not is_fit(model)
+    return None if as_it_is else everywhere
 
 
 class _Seen(NamedTuple):
@@ -127,11 +129,12 @@ def _seen(copies: Twin, batch: Any, loss_fn: LossFn) -> _Seen:
 def _rows(model: nn.Module, wide: _Seen, here: _Seen) -> Iterator[Range]:
     """Yields the rows, module by module, of what ran in both."""
     for path, module in named_modules(model).items():
+        known_as = "" if module is _unwrapped(model) else path
         for name in ROLES:
             role = Role(path, name)
             if role in wide.values and role in here.values:
                 found = wide.values[role], here.values[role], here.formats[role]
-                yield Range(path, name, *found, families_of(module))
+                yield Range(path, name, *found, families_of(module), known_as)
 
 
 def _form(policy: Policy | None, model: nn.Module) -> str:
@@ -171,9 +174,13 @@ def _squares(gradient: Tensor, beta: float) -> Exponents:
 
 
 def _updates(model: nn.Module, optimizer: Optimizer | None) -> list[tuple[str, float]]:
-    """Returns the fractions of the updates that change nothing, in a step of the optimizer."""
+    """Returns the fractions of the updates that change nothing, in a step of the optimizer.
+
+    What has a master loses none of them.
+    """
     if optimizer is None:
         return []
+    mastered = {name for name, each in model.named_parameters() if master_of(each) is not None}
     with lost_updates(optimizer, model) as lost:
         optimizer.step()
-    return list(lost.fractions.items())
+    return [pair for pair in lost.fractions.items() if pair[0] not in mastered]

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep.core import Format, Rule, UnmatchedRuleWarning
+from halfstep.core import Format, UnmatchedRuleWarning, complete
 from halfstep.torch._observing._edges import EDGES
-from halfstep.torch._observing._formats import Formats
+from halfstep.torch._observing._formats import Edit, Formats
 from halfstep.torch._observing._ran import LOW, Key, Ran
 from halfstep.torch._observing._settling import settled
 from halfstep.torch._observing._step import Case, Step, run
-from halfstep.torch._observing._targets import rule_for
+from halfstep.torch._observing._targets import edit_for
 from halfstep.torch._observing._trial import Asked, Mended, Trial
 from halfstep.torch._observing._verdict import faults, underflows
 from halfstep.torch._observing._ways import Way
@@ -30,13 +30,13 @@ _POWERS = (16, 12, 20, 8, 24, 4)
 
 @dataclass(frozen=True)
 class Remedies:
-    """Finds remedies for the faults of a step.
+    """Finds remedies for a fault of a step.
 
     Args:
         case: What was run.
         step: What happened.
         in_float32: What happened in float32.
-        way: How it computes in low precision.
+        way: How the operation computes in low precision.
     """
 
     case: Case
@@ -58,12 +58,12 @@ class Remedies:
             *anywhere,
             self._bfloat16,
         )
-        return _first(each(ran) for each in (anywhere if in_float32 else known))
+        return complete(_first(each(ran) for each in (anywhere if in_float32 else known)))
 
     def of_underflow(self) -> str:
         """Returns what to write so that gradients do not become zero."""
         scales = (self._raised(power) for power in _POWERS)
-        return _first(scales) or self._bfloat16()
+        return complete(_first(scales) or self._bfloat16())
 
     def _raised(self, power: int) -> str:
         scaled = self._scaled(power)
@@ -104,14 +104,12 @@ class Remedies:
 
     def _epsilon(self, ran: Ran) -> str:
         """Returns a small number that the format can tell from zero, or from one."""
-        edge = EDGES.get(ran.key.word)
+        edge, word = EDGES.get(ran.key.word), ran.key.word
         low = next((v.dtype for each in self.step.ran for v in each.outputs if v.dtype in LOW), "")
         if edge is None or not low or not self._meets(ran.key, edge.met):
             return ""
-        epsilon, text = edge.epsilon(low)
-        by = -1 + epsilon if ran.key.word == "log1p" else epsilon
-        mended = Mended(ran.key, edge.kept_off(by), edge.operand)
-        return text if self._helps(trial=mended) else ""
+        mended = Mended(ran.key, edge.kept_apart(edge.epsilon(low)), edge.operand)
+        return edge.written_apart(word, low) if self._helps(trial=mended) else ""
 
     def _meets(self, key: Key, asks: Callable[[tuple[Any, ...]], bool]) -> bool:
         asked = Asked(key, asks)
@@ -128,12 +126,12 @@ class Remedies:
         fine = next((each for each in lower if self._tried(each) is not None), None)
         return "" if fine is None else self.way.at_scale(self._scale_of(fine))
 
-    def _scaled(self, power: int, case: Case | None = None) -> Case:
-        """Returns a case with another scale, the region's where there is one."""
-        case, by = case or self.case, 2.0**power
+    def _scaled(self, power: int) -> Case:
+        """Returns the case with another scale, the region's where there is one."""
+        case, by = self.case, 2.0**power
         if self.way.region is None:
             return dataclasses.replace(case, loss_scale=case.loss_scale * by)
-        return dataclasses.replace(case, factor=case.factor * by)
+        return case.scaled([self.way.region], by)
 
     @property
     def scale(self) -> float:
@@ -142,24 +140,27 @@ class Remedies:
 
     def _scale_of(self, case: Case) -> float:
         region = self.way.region
-        return case.loss_scale if region is None else region.scale * case.factor
+        return case.loss_scale if region is None else case.scale_of(region)
 
     def _ours(self, ran: Ran) -> str:
-        return self.way.as_ours() if self.way.native and self._helps(Formats(ours=True)) else ""
+        formats = Formats(ours=True, only=self.way)
+        return self.way.as_ours() if self.way.native and self._helps(formats) else ""
 
     def _rules(self, ran: Ran) -> str:
         edits = self.edits(ran)
-        return self.way.with_rules(edits) if edits else ""
+        ways = dict.fromkeys(each.way for each in edits)
+        texts = [way.with_rules([rule for of, rule in edits if of == way]) for way in ways]
+        return "\n".join(texts) if all(texts) else ""
 
-    def edits(self, ran: Ran) -> tuple[Rule, ...]:
+    def edits(self, ran: Ran) -> tuple[Edit, ...]:
         """Returns the rules that leave no fault, none where no rules do."""
-        edits: tuple[Rule, ...] = ()
+        edits: tuple[Edit, ...] = ()
         step, current = self.step, ran
         while len(edits) < _MOST_RULES:
-            rule = rule_for(current, step.ran, self.way)
-            if rule is None or rule in edits:
+            edit = edit_for(current, step.ran)
+            if edit is None or edit in edits:
                 return ()
-            edits = (*edits, rule)
+            edits = (*edits, edit)
             tried = self._attempt(formats=Formats(edits=edits))
             if tried is None:
                 return ()
@@ -171,7 +172,7 @@ class Remedies:
 
     def _bfloat16(self, ran: Ran | None = None) -> str:
         text = self.way.in_bfloat16()
-        return text if text and self._helps(Formats(torch.bfloat16)) else ""
+        return text if text and self._helps(Formats(torch.bfloat16, only=self.way)) else ""
 
     def _helps(self, formats: Formats | None = None, trial: Trial | None = None) -> bool:
         formats, trial = formats or self.case.formats, trial or self.case.trial
@@ -190,6 +191,21 @@ class Remedies:
         # What a step goes on from with finite numbers is meant, whatever float32 made of it before.
         fine = dataclasses.replace(self.in_float32, loss_finite=True, gradients_finite=True)
         return faults(step, fine if step.finite else self.in_float32)
+
+
+def way_of(ran: Ran, step: Step) -> Way:
+    """Returns how an operation computes in low precision, or what ran before it does.
+
+    Args:
+        ran: The operation.
+        step: What happened.
+    """
+    if ran.way is not None:
+        return ran.way
+    place = step.ran.index(ran) if ran in step.ran else len(step.ran)
+    before = (each.way for each in reversed(step.ran[:place]) if each.way is not None)
+    after = (each.way for each in step.ran[place:] if each.way is not None)
+    return next(before, None) or next(after, None) or Way()
 
 
 def attempted(case: Case) -> Step | None:

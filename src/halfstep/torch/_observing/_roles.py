@@ -1,7 +1,7 @@
 """What a tensor is to a model."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,19 @@ from halfstep.torch._storages import plain_tensors
 
 # What a view of a tensor is, too.
 _LASTING = ("weight", "grad_input", "grad_weight")
+_NAMED = ("weight", "buffer")
+
+
+class Role(NamedTuple):
+    """What a tensor is to a model.
+
+    Args:
+        word: "weight", "buffer", "input", "output" or what gradient it is.
+        name: The name of the parameter or buffer that it is, or is the gradient of; else empty.
+    """
+
+    word: str
+    name: str = ""
 
 
 class Roles:
@@ -28,15 +41,16 @@ class Roles:
         self._names = dict(_named(_parts_of(batch), "input"))
         self._names |= dict(_named(whole.named_buffers(remove_duplicate=False), "buffer"))
         self._names |= dict(_named(whole.named_parameters(remove_duplicate=False), "weight"))
-        self._made: dict[int, str] = {}
+        self._made: dict[int, Role] = {}
         self._root = type(whole).__name__
 
-    def of(self, tensor: Tensor) -> str:
+    def of(self, tensor: Tensor) -> Role:
         """Returns "weight", "buffer", "input" or what gradient it is, also for a view."""
         place = storage(tensor)
         if place in self._made:
             return self._made[place]
-        return self._names[place][1] if place in self._names else "input"
+        name, role = self._names.get(place, ("", "input"))
+        return Role(role, name if role in _NAMED else "")
 
     def name(self, tensor: Tensor) -> str:
         """Returns the name of a parameter, a buffer or a part of the batch, "" for others."""
@@ -47,12 +61,12 @@ class Roles:
         leaf = getattr(node, "variable", None)
         name = "" if leaf is None else self.name(leaf)
         path = name.rpartition(".")[0]
-        return Place(path or self._root, 0, is_root=not path) if name else None
+        return Place(path or self._root, 0, is_root=not path, below=path) if name else None
 
-    def made(self, tensor: Tensor, role: str) -> None:
+    def made(self, tensor: Tensor, role: Role) -> None:
         """Takes note of whether a new tensor is a gradient or a copy of a weight."""
         place = storage(tensor)
-        if role in _LASTING:
+        if role.word in _LASTING:
             self._made[place] = role
         else:
             self._made.pop(place, None)

@@ -1,6 +1,5 @@
 """The step at the scale that a region would have after a few steps."""
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING
 
@@ -22,27 +21,27 @@ def settled(case: Case) -> tuple[Case, Step]:
     A dynamic scale begins so high that the first steps overflow, which is no fault.
     """
     lower, step = case, run(case)
-    first = step
-    if not backs_off(case) or not step.loss_finite or not _overflows(step):
+    first, regions = step, dynamic(step) if case.settles else []
+    if not regions or not step.loss_finite or not _overflows(step):
         return case, step
-    for _ in range(_times(case)):
-        lower, step = _at(lower, 1 / _BACKOFF)
+    for _ in range(_times(case, regions)):
+        lower, step = _at(lower, regions, 1 / _BACKOFF)
         if not _overflows(step):
-            return _raised(lower, step)
+            return _raised(lower, regions, step)
     return case, first
 
 
-def _raised(case: Case, step: Step) -> tuple[Case, Step]:
+def _raised(case: Case, regions: list["Region"], step: Step) -> tuple[Case, Step]:
     """Returns the step at the largest scale that it allows, which a region grows back to."""
     for by in _GROWTHS:
-        higher, tried = _at(case, by)
+        higher, tried = _at(case, regions, by)
         if not _overflows(tried):
             case, step = higher, tried
     return case, step
 
 
-def _at(case: Case, by: float) -> tuple[Case, Step]:
-    scaled = dataclasses.replace(case, factor=case.factor * by)
+def _at(case: Case, regions: list["Region"], by: float) -> tuple[Case, Step]:
+    scaled = case.scaled(regions, by)
     return scaled, run(scaled)
 
 
@@ -59,17 +58,17 @@ def _overflows(step: Step) -> bool:
 
 
 def backs_off(case: Case) -> bool:
-    """Returns whether a step has a scale that may back off."""
-    return case.settles and bool(_dynamic(case))
+    """Returns whether a model has a scale that may back off."""
+    forwards = filter(None, map(forward_of, case.model.modules()))
+    return any(each.region.policy.scale.kind == "dynamic" for each in forwards)
 
 
-def _dynamic(case: Case) -> list["Region"]:
-    found = (forward_of(each) for each in case.model.modules())
-    regions = [each.region for each in found if each]
-    return [each for each in regions if each.policy.scale.kind == "dynamic"]
+def dynamic(step: Step) -> list["Region"]:
+    """Returns the regions of a step whose scale may back off."""
+    return [each for each in step.regions if each.policy.scale.kind == "dynamic"]
 
 
-def _times(case: Case) -> int:
-    """Returns how often a region can back off before it gives up."""
-    scales = ((each.scale * case.factor, each.policy.scale.min_scale) for each in _dynamic(case))
+def _times(case: Case, regions: list["Region"]) -> int:
+    """Returns how often the regions can back off before one gives up."""
+    scales = ((case.scale_of(each), each.policy.scale.min_scale) for each in regions)
     return math.floor(min(math.log(scale / lowest, _BACKOFF) for scale, lowest in scales))

@@ -2,28 +2,34 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from halfstep.errors import UsageError
-from halfstep.torch._observing._formats import Asked, Formats, computing, widened
+from halfstep.torch._observing._force import Force
+from halfstep.torch._observing._formats import Formats, computing, widened
+from halfstep.torch._observing._losses import backward, loss_of
 from halfstep.torch._observing._places import Places
 from halfstep.torch._observing._ran import Ran
 from halfstep.torch._observing._roles import Roles
 from halfstep.torch._observing._trial import Trial
 from halfstep.torch._observing._untouched import (
+    Apart,
     Untouched,
     gradients_apart,
     leaves_of,
-    regions_apart,
     undrawn,
 )
 from halfstep.torch._observing._watching import Watching
 from halfstep.torch._once import once
+from halfstep.torch._private import unwatched
+
+if TYPE_CHECKING:
+    from halfstep.torch._region import Region
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Case:
         batch: What the loss is called with besides.
         loss_fn: Computes the loss of a model and a batch.
         loss_scale: What multiplies the loss.
-        factor: What multiplies the scales of regions.
+        factors: What multiplies the scales of regions.
         settles: Whether regions may back off before anything is told.
         formats: In which formats.
         trial: Looks at operations, and changes them.
@@ -46,11 +52,20 @@ class Case:
     batch: Any
     loss_fn: Callable[[Any, Any], Any]
     loss_scale: float = 1.0
-    factor: float = 1.0
+    factors: Mapping["Region", float] = field(default_factory=dict)
     settles: bool = True
     formats: Formats = field(default_factory=Formats)
     trial: Trial = field(default_factory=Trial)
     caller: str = "diagnose"
+
+    def scaled(self, regions: Iterable["Region"], by: float) -> "Case":
+        """Returns a case in which the scales of regions are other ones."""
+        changed = {each: self.factors.get(each, 1.0) * by for each in regions}
+        return dataclasses.replace(self, factors={**self.factors, **changed})
+
+    def scale_of(self, region: "Region") -> float:
+        """Returns the scale that a region has in it."""
+        return region.scale * self.factors.get(region, 1.0)
 
     @property
     def name(self) -> str:
@@ -67,13 +82,17 @@ class Step:
         ran: The operations, in order.
         loss_finite: Whether the loss is finite.
         gradients_finite: Whether there are no gradients that are not finite.
-        asked: The autocasts that were entered.
+        loss: The loss, not scaled.
+        regions: The regions of all models that were called.
+        has_gradient: Whether the loss has one.
     """
 
     ran: tuple[Ran, ...]
     loss_finite: bool = True
     gradients_finite: bool = True
-    asked: tuple[Asked, ...] = ()
+    loss: float = 0.0
+    regions: tuple["Region", ...] = ()
+    has_gradient: bool = True
 
     @property
     def finite(self) -> bool:
@@ -85,6 +104,11 @@ class Step:
         return self.loss_finite if phase == "forward" else self.finite
 
     @property
+    def called(self) -> set["Region"]:
+        """The regions in which something ran."""
+        return {each.way.region for each in self.ran if each.way and each.way.region}
+
+    @property
     def made(self) -> list[Ran]:
         """The operations that made something that is not finite."""
         return [each for each in self.ran if each.made is not None and not each.entered]
@@ -92,43 +116,56 @@ class Step:
 
 def run(case: Case) -> Step:
     """Runs a step and returns what happened."""
-    untouched, places = Untouched(case.model), Places(case.model, case.name)
-    watching = Watching(places, Roles(case.model, case.batch), untouched, _STEPS, case.trial)
+    untouched, apart = Untouched(case.model), Apart(case.factors)
+
+    places = Places(case.model, case.name, functools.partial(_meet, untouched, apart))
+    force, roles = Force(places, _STEPS), Roles(case.model, case.batch)
+    watching = Watching(places, force, roles, untouched, _STEPS, case.trial)
     with contextlib.ExitStack() as stack:
         stack.enter_context(undrawn())
-        stack.enter_context(regions_apart(case.model, case.factor))
+        stack.callback(apart.give_back)
         stack.callback(untouched.restore)
         stack.enter_context(torch.inference_mode(False))
-        asked = stack.enter_context(computing(case.formats, case.model))
+        apart.take(case.model)
+        stack.enter_context(computing(case.formats, force, case.model))
         stack.enter_context(places.followed())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         with gradients_apart(case.model.parameters()), torch.enable_grad():
-            return dataclasses.replace(_seen(case, watching), asked=tuple(dict.fromkeys(asked)))
+            return dataclasses.replace(_seen(case, watching), regions=apart.regions)
+
+
+def _meet(untouched: Untouched, apart: Apart, model: nn.Module) -> None:
+    """Keeps what a model other than the one that is looked at may change."""
+    with unwatched():
+        untouched.keep(list(model.buffers()))
+        apart.take(model)
 
 
 def _seen(case: Case, watching: Watching) -> Step:
     batch = widened(case.batch) if case.formats.low is torch.float32 else case.batch
-    loss = _loss(case, batch, watching)
+    plain, loss = _loss(case, batch, watching)
     finite, gradients_finite = bool(loss.detach().isfinite()), True
     if finite and loss.requires_grad:
         leaves = once([*case.model.parameters(), *leaves_of(loss)])
         with gradients_apart(leaves):
-            _backward(loss, watching)
+            _backward(case, loss, watching)
             grads = [each.grad for each in leaves if each.grad is not None]
             gradients_finite = _are_finite(grads)
-    return Step(tuple(watching.operations()), finite, gradients_finite)
+    seen = Step(tuple(watching.operations()), finite, gradients_finite, float(plain.detach()))
+    return dataclasses.replace(seen, has_gradient=loss.requires_grad)
 
 
-def _loss(case: Case, batch: Any, watching: Watching) -> Tensor:
+def _loss(case: Case, batch: Any, watching: Watching) -> tuple[Tensor, Tensor]:
+    """Returns the loss, and what training calls backward() on."""
     with watching:
-        loss = checked_loss(case.loss_fn(case.model, batch), case.caller)
-        return loss if case.loss_scale == 1.0 else loss * case.loss_scale
+        loss = loss_of(case.caller, case.loss_fn, case.model, batch)
+        return loss, loss if case.loss_scale == 1.0 else loss * case.loss_scale
 
 
-def _backward(loss: Tensor, watching: Watching) -> None:
+def _backward(case: Case, loss: Tensor, watching: Watching) -> None:
     watching.begin_backward()
     with watching:
-        loss.backward()
+        backward(case.caller, loss)
 
 
 def _are_finite(grads: list[Tensor]) -> bool:
@@ -141,17 +178,6 @@ def _are_finite(grads: list[Tensor]) -> bool:
 
 def _plain(grad: Tensor) -> Tensor:
     return grad.coalesce().values() if grad.is_sparse else grad
-
-
-def checked_loss(loss: Any, caller: str) -> Tensor:
-    """Returns what a loss function returned, if it is a loss."""
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-        found = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-        raise UsageError(
-            f"{caller} needs a loss_fn(model, batch) that returns a loss of one number, got "
-            f"{found}. Return what the training calls backward() on."
-        )
-    return loss
 
 
 # Within these runs what somebody wrote.

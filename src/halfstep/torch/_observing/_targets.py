@@ -1,13 +1,15 @@
 """Which rule makes an operation run in float32."""
 
+import glob
+import re
 from collections.abc import Sequence
 
 from halfstep.core import Rule
 from halfstep.errors import RuleError
 from halfstep.torch._engine._families import FAMILY_OF
 from halfstep.torch._engine._ops import overloads
+from halfstep.torch._observing._formats import Edit
 from halfstep.torch._observing._ran import Ran, Value
-from halfstep.torch._observing._ways import Way
 
 # Families whose members PyTorch calls by other names where they run than where rules see them.
 _FAMILY_OF_WORD = {
@@ -25,25 +27,29 @@ _FAMILY_OF_WORD = {
 }
 
 
-def rule_for(ran: Ran, all_ran: Sequence[Ran], way: Way) -> Rule | None:
+def edit_for(ran: Ran, all_ran: Sequence[Ran]) -> Edit | None:
     """Returns a rule by which an operation runs in float32, None where no rule reaches it.
 
     Args:
         ran: The operation, in whichever pass.
         all_ran: All operations of the step.
-        way: How the step computes in low precision.
     """
     forward = _ruled(ran, all_ran)
     target = None if forward is None else _target(forward)
-    where = None if forward is None else _where(forward, way)
-    if target is None or where is None:
+    if forward is None or forward.way is None or forward.where is None or target is None:
         return None
-    dtype = ran.outputs[0].dtype
-    return Rule(target, "full", f"Its numbers leave {dtype}.", where)
+    reason = f"Its numbers leave {ran.outputs[0].dtype}."
+    return Edit(forward.way, Rule(target, "full", reason, _pattern(forward.where)))
 
 
-def _where(forward: Ran, way: Way) -> str | None:
-    return way.below("" if forward.place.is_root else forward.key.path)
+def _pattern(path: str) -> str:
+    """Returns a pattern for a path that has what patterns are made of, or ends in a blank.
+
+    Example:
+        >>> _pattern("layers.a[0]"), _pattern("head ")
+        ('layers.a[[]0]', 'head?')
+    """
+    return re.sub(r"^\s|\s$", "?", glob.escape(path))
 
 
 def _ruled(ran: Ran, all_ran: Sequence[Ran]) -> Ran | None:

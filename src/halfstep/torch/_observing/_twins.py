@@ -18,6 +18,7 @@ from halfstep.torch._dtypes import HALF
 from halfstep.torch._master import keep_masters
 from halfstep.torch._masters._convert import to_float32
 from halfstep.torch._masters._feeding import feeding_of
+from halfstep.torch._observing._losses import backward, loss_of, refuse_without_gradient
 from halfstep.torch._once import without
 from halfstep.torch._prepare import prepare
 from halfstep.torch._private import convert
@@ -91,23 +92,15 @@ def run_step(model: nn.Module, batch: Any, loss_fn: LossFn) -> None:
             "any that requires a gradient. Pass the model that is trained."
         )
     with _as_before(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
-        loss = loss_fn(model, batch)
-        _check_loss(loss)
+        loss = loss_of("ranges", loss_fn, model, batch)
+        if not loss.requires_grad:
+            refuse_without_gradient("ranges", model)
         with _without_gradients(without(_leaves(loss), trained)):
-            loss.backward()
+            backward("ranges", loss)
     if all(each.grad is None for each in trained):
         raise UsageError(
             "ranges needs a loss of the model that loss_fn is given, got one of something else. "
             "Write loss_fn=lambda model, batch: ... with that model."
-        )
-
-
-def _check_loss(loss: Any) -> None:
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-        given = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise UsageError(
-            f"ranges needs loss_fn to return the loss, one number with a gradient, got {given}. "
-            "Write loss_fn=lambda model, batch: loss(model(batch[0]), batch[1])."
         )
 
 

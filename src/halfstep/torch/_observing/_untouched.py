@@ -3,8 +3,8 @@
 import contextlib
 import random
 import sys
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,10 @@ from halfstep.torch._observing._roles import storage
 from halfstep.torch._private import preserved_version
 from halfstep.torch._regions._forward import forward_of
 from halfstep.torch._regions._state import Cells
+from halfstep.torch._regions._widening import Skipping
+
+if TYPE_CHECKING:
+    from halfstep.torch._region import Region
 
 
 class Untouched:
@@ -98,30 +102,46 @@ def undrawn() -> Iterator[None]:
             numpy.random.set_state(drawn)
 
 
-@contextlib.contextmanager
-def regions_apart(model: nn.Module, factor: float) -> Iterator[None]:
-    """Lets the regions of a model be as they were, and apply no gradients, until the block ends.
+class Apart:
+    """Lets regions apply no gradients, and be as they were once they are given back.
 
     Args:
-        model: The model.
-        factor: What their scales are multiplied by meanwhile.
+        factors: What the scales of regions are multiplied by meanwhile.
     """
-    before = {each: forward_of(each) for each in model.modules()}
-    kept = [(each.region, dict(vars(each.region))) for each in before.values() if each]
-    for region, _ in kept:
-        cells = Cells(*[cell.clone() for cell in region._cells])
+
+    def __init__(self, factors: Mapping["Region", float]) -> None:
+        self._factors = factors
+        self._forwards: dict[nn.Module, Any] = {}
+        self._kept: dict[Region, dict[str, Any]] = {}
+
+    @property
+    def regions(self) -> tuple["Region", ...]:
+        """The regions that were taken."""
+        return tuple(self._kept)
+
+    def take(self, model: nn.Module) -> None:
+        """Takes the regions of a model."""
+        for each in model.modules():
+            if each not in self._forwards:
+                forward = self._forwards[each] = forward_of(each)
+                if forward is not None:
+                    self._take(forward.region)
+
+    def _take(self, region: "Region") -> None:
+        self._kept[region] = dict(vars(region))
+        factor, cells = self._factors.get(region, 1.0), Cells(*[c.clone() for c in region._cells])
         region._cells = cells._replace(scale=cells.scale * factor)
         region._own_hooks = set(region._own_hooks)
-        region._located = True
+        region._handler = Skipping()
         region._scaled = region._scaled or factor != 1.0
         if region._releases is not None:
             region._releases = []
-    try:
-        yield
-    finally:
-        for region, values in kept:
+
+    def give_back(self) -> None:
+        """Lets all of them be what they were."""
+        for region, values in self._kept.items():
             vars(region).update(values)
-        for module, forward in before.items():
+        for module, forward in self._forwards.items():
             _unmake(module, forward)
 
 

@@ -34,12 +34,14 @@ def faults(step: Step, in_float32: Step) -> list[Ran]:
     keys = keys_of(in_float32)
     there = [each for each in step.made if not _is_meant(each, step, in_float32, keys)]
     fresh = [each for each in there if each.fresh]
-    return _once(fresh) or ([] if step.finite else (there or _on_the_way_back(step))[:1])
+    if fresh or step.finite:
+        return _once(fresh)
+    return (there or _handing_on(step, "backward") or _handing_on(step, "forward"))[:1]
 
 
-def _on_the_way_back(step: Step) -> list[Ran]:
-    """Returns what hands on gradients that are not finite, since it goes by what was hidden."""
-    return [each for each in step.ran if each.bad and each.key.phase == "backward"]
+def _handing_on(step: Step, phase: str) -> list[Ran]:
+    """Returns what hands on what is not finite: it goes by what was hidden, or was written so."""
+    return [each for each in step.ran if each.bad and each.key.phase == phase]
 
 
 def keys_of(in_float32: Step) -> frozenset[Key]:

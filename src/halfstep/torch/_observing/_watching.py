@@ -1,6 +1,7 @@
 """Sees every operation of a step, forward and backward, below autograd."""
 
 from collections import Counter
+from collections.abc import Iterator
 from threading import get_ident
 from types import CodeType
 from typing import Any, NamedTuple
@@ -14,11 +15,13 @@ from halfstep.core import operation_word
 from halfstep.torch import _private
 from halfstep.torch._dtypes import name_of
 from halfstep.torch._observing import _schema
+from halfstep.torch._observing._force import Force
 from halfstep.torch._observing._places import Place, Places, line
 from halfstep.torch._observing._ran import Key, Ran, Value
-from halfstep.torch._observing._roles import Roles, storage
+from halfstep.torch._observing._roles import Role, Roles, storage
 from halfstep.torch._observing._trial import Trial
 from halfstep.torch._observing._untouched import Untouched
+from halfstep.torch._observing._ways import Way
 
 
 class _Origin(NamedTuple):
@@ -27,20 +30,37 @@ class _Origin(NamedTuple):
     place: Place
     word: str
     source: str
-    weights: set[tuple[int, ...]]
+    way: Way | None
+    where: str | None
+    # With the names of the parameters that have them.
+    weights: dict[tuple[int, ...], set[str]]
     others: set[tuple[int, ...]]
 
     def read(self, inputs: "list[_Seen]") -> None:
         """Takes note of what it read."""
         for each in inputs:
-            (self.weights if each.role == "weight" else self.others).add(each.shape)
+            if each.role == "weight":
+                self.weights.setdefault(each.shape, set()).add(each.name)
+            else:
+                self.others.add(each.shape)
 
     def roles(self, shape: tuple[int, ...]) -> set[str]:
         """Returns what a gradient of a shape may belong to."""
-        while shape[:1] == (1,):
-            shape = shape[1:]
-        known = {"grad_input": self.others, "grad_weight": self.weights}
-        return {role for role, shapes in known.items() if {shape, shape[::-1]} & shapes}
+        known = {"grad_input": self.others, "grad_weight": set(self.weights)}
+        found = ({role for role in known if alike & known[role]} for alike in _alike(shape))
+        return next(filter(None, found), set())
+
+    def names(self, shape: tuple[int, ...]) -> set[str]:
+        """Returns the names of the parameters that a gradient of a shape may belong to."""
+        known = (each for alike in _alike(shape) for each in alike if each in self.weights)
+        return self.weights.get(next(known, ()), set())
+
+
+def _alike(shape: tuple[int, ...]) -> Iterator[set[tuple[int, ...]]]:
+    """Yields what a gradient of a shape may be added to, without ones in front first."""
+    ones = next((place for place, size in enumerate(shape) if size != 1), len(shape))
+    for start in range(ones, -1, -1):
+        yield {shape[start:], shape[start:][::-1]}
 
 
 class _Seen(NamedTuple):
@@ -50,6 +70,7 @@ class _Seen(NamedTuple):
     role: str
     dtype: str
     shape: tuple[int, ...]
+    name: str
 
 
 class _Note(NamedTuple):
@@ -63,6 +84,8 @@ class _Note(NamedTuple):
     outputs: list[_Seen]
     constants: tuple[float, ...]
     entered: bool
+    way: Way | None
+    where: str | None
 
 
 class Watching(TorchDispatchMode):
@@ -70,6 +93,7 @@ class Watching(TorchDispatchMode):
 
     Args:
         places: Where the model is.
+        force: Which regions and autocasts it is in.
         roles: What tensors are to it.
         untouched: Who keeps what is about to be changed.
         within: The functions that run the step.
@@ -79,13 +103,15 @@ class Watching(TorchDispatchMode):
     def __init__(
         self,
         places: Places,
+        force: Force,
         roles: Roles,
         untouched: Untouched,
         within: tuple[CodeType, ...],
         trial: Trial,
     ) -> None:
         super().__init__()
-        self._places, self._roles, self._untouched = places, roles, untouched
+        self._places, self._force = places, force
+        self._roles, self._untouched = roles, untouched
         self._within, self._trial = within, trial
         self._backward = False
         self._collector, self._notes = trial.collector(), list[_Note]()
@@ -141,7 +167,8 @@ class Watching(TorchDispatchMode):
         """Returns where an operation belongs to, and in which pass."""
         word, node = operation_word(func._schema.name), _private.running_node()
         if self._places.forward or node is None:
-            origin = _Origin(self._places.here, word, line(self._within), set(), set())
+            how = line(self._within), self._force.here, self._force.where
+            origin = _Origin(self._places.here, word, *how, {}, set())
         else:
             origin = self._of_node(node, word)
         if not self._backward or torch.is_grad_enabled():
@@ -156,7 +183,7 @@ class Watching(TorchDispatchMode):
         origin = next(filter(None, found), None)
         if origin is None:
             place = self._roles.owner(node) or self._places.here
-            return _Origin(place, word, "", set(), set())
+            return _Origin(place, word, "", None, None, {}, set())
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return origin._replace(word=word, source=line(self._within) or origin.source)
         return origin
@@ -175,9 +202,9 @@ class Watching(TorchDispatchMode):
                 self._enter(tensor, seen, origin)
         return seen
 
-    def _see(self, tensor: Tensor, role: str) -> _Seen:
+    def _see(self, tensor: Tensor, role: Role) -> _Seen:
         place = self._collector.add(tensor, count=self._backward)
-        return _Seen(place, role, name_of(tensor.dtype), tuple(tensor.shape))
+        return _Seen(place, role.word, name_of(tensor.dtype), tuple(tensor.shape), role.name)
 
     def _remember(self, tensor: Tensor, seen: _Seen) -> None:
         self._known[tensor] = seen, self._writes[storage(tensor)]
@@ -187,7 +214,8 @@ class Watching(TorchDispatchMode):
         name = self._roles.name(tensor)
         place = Place(name, 0, is_root=False) if name else origin.place
         key = Key(place.path, place.call, "forward", "data", 0)
-        self._notes.append(_Note(place, key, "data", "", [], [held], (), entered=True))
+        how = True, origin.way, origin.where
+        self._notes.append(_Note(place, key, "data", "", [], [held], (), *how))
 
     def _note(
         self,
@@ -205,18 +233,27 @@ class Watching(TorchDispatchMode):
             seen.append(self._see(each, role))
             self._remember(each, seen[-1])
         note = (origin.place, key, func._schema.name, origin.source, inputs, seen, constants)
-        self._notes.append(_Note(*note, entered=False))
+        self._notes.append(_Note(*note, False, origin.way, origin.where))
 
 
 def _role(
     key: Key, origin: _Origin, inputs: list[_Seen], shape: tuple[int, ...], place: int
-) -> str:
+) -> Role:
     """Returns what the result of an operation at a place is."""
     if key.phase == "backward":
-        return _gradient(origin.roles(shape), inputs, shape, place)
+        word = _gradient(origin.roles(shape), inputs, shape, place)
+        return Role(word, _whose(origin, inputs, shape) if word == "grad_weight" else "")
     if key.word == "cast" and inputs:
-        return inputs[0].role if inputs[0].role in ("weight", "buffer") else "input"
-    return "output"
+        kept = inputs[0].role in ("weight", "buffer")
+        return Role(inputs[0].role, inputs[0].name) if kept else Role("input")
+    return Role("output")
+
+
+def _whose(origin: _Origin, inputs: list[_Seen], shape: tuple[int, ...]) -> str:
+    """Returns the name of the only parameter that a gradient may be that of, "" for several."""
+    read = {each.name for each in inputs if each.role == "grad_weight" and each.shape == shape}
+    found = read - {""} or origin.names(shape)
+    return next(iter(found)) if len(found) == 1 else ""
 
 
 def _gradient(possible: set[str], inputs: list[_Seen], shape: tuple[int, ...], place: int) -> str:

@@ -9,7 +9,7 @@ from torch import nn
 
 from halfstep.core import Policy, override_policy
 from halfstep.errors import UsageError
-from halfstep.torch._observing._step import checked_loss
+from halfstep.torch._observing._losses import loss_of
 from halfstep.torch._observing._untouched import gradients_apart, undrawn
 from halfstep.torch._planning._timing import Turn
 from halfstep.torch._prepare import prepare
@@ -48,14 +48,17 @@ class Trial:
                     for each, value in buffers:
                         each.copy_(value)
 
-    def forward(self) -> torch.Tensor:
-        """Returns the loss."""
-        loss = checked_loss(self._loss_fn(self.model, self._batch), "plan")
-        if not loss.requires_grad:
+    def check(self) -> None:
+        """Raises an error if a step cannot be run."""
+        if not loss_of("plan", self._loss_fn, self.model, self._batch).requires_grad:
             raise UsageError(
                 "plan needs a loss with a gradient, got one without. Leave out torch.no_grad() and "
                 ".detach(), and let parameters require gradients."
             )
+
+    def forward(self) -> torch.Tensor:
+        """Returns the loss."""
+        loss: torch.Tensor = self._loss_fn(self.model, self._batch)
         return loss
 
     def turn(self, policy: Policy) -> Turn:

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from halfstep.core import Fault, Policy, Rule, Rules, emit, levels_to_user, listening
+from halfstep.core import (
+    Fault,
+    Policy,
+    Rule,
+    Rules,
+    SkippedStepsWarning,
+    emit,
+    levels_to_user,
+    listening,
+    where_from,
+)
 from halfstep.torch._private import never_compile
 from halfstep.torch._regions._repeated import Repeated
 from halfstep.torch._scaling._steps import StepRecord
@@ -21,7 +31,7 @@ from halfstep.torch._scaling._steps import StepRecord
 if TYPE_CHECKING:
     from halfstep.torch._region import Region
 
-# Finds the rules that let calls of a model, at so many times its scale, be made without a fault.
+# Finds the fault of calls of a model, at so many times its scale, and the rules that leave none.
 Search = Callable[[nn.Module, list[Repeated], float], tuple[Fault, tuple[Rule, ...]] | None]
 
 # Where gradients as large as those of a plain loss overflow, smaller ones vanish already.
@@ -67,6 +77,7 @@ class Widening(Skipping):
         self._calls: list[Repeated] = []
         # The scale before such a row, None for the first one.
         self._scale: float | None = None
+        self._told = False
 
     def keep(self, args: Any, kwargs: Any) -> Repeated | None:
         """Returns what a call is kept as, None where nothing is to be found out about it."""
@@ -91,12 +102,16 @@ class Widening(Skipping):
     def _look(self, region: "Region", calls: list[Repeated]) -> None:
         module = region._module()
         factor = max(1.0, _low(region) / region.scale)
-        found = self._search(module, calls, factor) if module and calls else None
-        if found is not None:
-            fault, rules = found
+        if module is None or not calls:
+            return
+        fault, rules = self._search(module, calls, factor) or (None, ())
+        if fault is not None and rules:
             region._follow((*region.widened, *rules))
             region._restart(self._scale or region.policy.scale.init_scale)
             _tell(region, fault, rules)
+        elif not self._told:
+            self._told = True
+            _tell_in_vain(region, fault)
 
     def waits(self) -> bool:
         """Returns whether there is something to be tried before a region gives up."""
@@ -121,6 +136,16 @@ def _tell(region: "Region", fault: Fault, rules: tuple[Rule, ...]) -> None:
         f"{str(fault).splitlines()[0]}. To begin with that, write policy={str(region.policy)!r}."
     )
     warnings.warn(WidenedRegionWarning(text), stacklevel=levels_to_user())
+
+
+def _tell_in_vain(region: "Region", fault: Fault | None) -> None:
+    nothing = "its calls, made again, show no inf or NaN that begins in it"
+    why = nothing if fault is None else str(fault).splitlines()[0]
+    text = (
+        f"{region!r} skips steps on and on, and on_overflow='widen' has found no rule that cures "
+        f"it: {why}. {where_from('torch')}"
+    )
+    warnings.warn(SkippedStepsWarning(text), stacklevel=levels_to_user())
 
 
 def with_rules(policy: Policy, rules: tuple[Rule, ...]) -> Policy:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from torch.optim import Optimizer
 
-from halfstep.core import Culprits, culprits_text, tell_skips
+from halfstep.core import Culprits, culprits_text, tell_skips, where_from
 from halfstep.torch._scaling._optimizers import PerOptimizer, reference
 
 Value = TypeVar("Value")
@@ -126,11 +126,11 @@ def advice(record: StepRecord) -> str:
         return (
             f"The loss itself was not finite, so no loss scale helps. {text} Look for the cause in "
             "the forward pass: the inputs, the learning rate, or an operation that overflows in "
-            "float16 and needs a rule that computes it in float32."
+            f"float16 and needs a rule that computes it in float32. {where_from('torch')}"
         )
     return (
         f"The loss was finite. {text} Compute the operations behind them in float32, use bfloat16, "
-        "or lower the learning rate."
+        f"or lower the learning rate. {where_from('torch')}"
     )
 
 

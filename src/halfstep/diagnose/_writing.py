@@ -1,0 +1,77 @@
+"""What to write in a script, so that it can be pasted."""
+
+import glob
+from typing import Any
+
+from halfstep.core import Policy, Ranges, Rules, complete, policy_text, quoted
+from halfstep.diagnose._heard import Evidence
+from halfstep.launch import own_policies
+
+_SCALERS = {
+    False: "scaler = GradScaler(init_scale=2.0**{power})",
+    True: "optimizer = halfstep.keras.LossScaleOptimizer(optimizer, initial_scale=2.0**{power})",
+}
+_MASTERS = "keep_masters(optimizer)  # once the optimizer is made"
+_EVERYWHERE = "set_global_policy(policy)  # or prepare(..., policy=policy), if the script does that"
+_AGAIN = "region = prepare(model, optimizer, policy=policy)  # in place of how it was prepared"
+_REASON = "Its values need the range."
+
+
+def scaled(evidence: Evidence, ranges: Ranges) -> str:
+    """Returns the scale to write, for a region or for a scaler, empty for the one in force."""
+    if evidence.run.regions and not _in_keras(evidence) and ranges.region_scale is not None:
+        return _by_policy(evidence, scale=f"dynamic(init_scale={ranges.region_scale!r})")
+    if ranges.power is None:
+        return ""
+    return complete(_SCALERS[_in_keras(evidence)].format(power=ranges.power))
+
+
+def with_rule(evidence: Evidence, ranges: Ranges, module: str) -> str:
+    """Returns the rules by which a module runs in float32, empty where none reach it."""
+    row = next(row for row in ranges.rows if row.module == module)
+    rules = _policy(evidence).rules if evidence.run.regions else Rules()
+    for family in row.families:
+        rules = rules.with_rule(family, "full", where=glob.escape(row.where), reason=_REASON)
+    if not row.families or evidence.half:
+        return ""
+    if evidence.run.regions or _in_keras(evidence):
+        return _by_policy(evidence, rules=rules)
+    lower = f"lower = autocast(dtype=torch.{ranges.form}, rules=rules)"
+    text = f"rules = Rules.parse({quoted(str(rules))})\n{lower}  # in place of the script's own"
+    return complete(text)
+
+
+def in_bfloat16(evidence: Evidence) -> str:
+    """Returns what trains in bfloat16, empty where that is so already."""
+    if evidence.half:
+        return ""
+    if not evidence.run.regions and not _in_keras(evidence):
+        return complete("lower = autocast(dtype=torch.bfloat16)  # in place of the script's own")
+    lower = Policy.named("mixed_bfloat16")
+    return _by_policy(evidence, compute_dtype=lower.compute_dtype, scale=lower.scale)
+
+
+def with_masters() -> str:
+    """Returns what keeps all bits of parameters in half precision."""
+    return complete(_MASTERS)
+
+
+def _in_keras(evidence: Evidence) -> bool:
+    return "keras" in dict(evidence.report.versions)
+
+
+def _policy(evidence: Evidence) -> Policy:
+    """Returns the policy in force, of the first region where there are several."""
+    return Policy.parse((evidence.run.region_policies or (evidence.run.policy,))[0])
+
+
+def _by_policy(evidence: Evidence, **changes: Any) -> str:
+    policy = _policy(evidence).with_(**changes)
+    if policy == _policy(evidence):
+        return ""
+    text = f"policy = {policy_text(policy)}"
+    if _in_keras(evidence):
+        return complete(f"{text}\nhalfstep.keras.set_global_policy(policy)")
+    if own_policies(evidence.run):
+        return complete(f"{text}\n{_AGAIN}")
+    return complete(f"{text}\n{_EVERYWHERE}")

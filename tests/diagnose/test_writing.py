@@ -1,0 +1,165 @@
+"""What is to be pasted is whole, once, and other than what the script has."""
+
+import dataclasses
+import math
+
+import pytest
+
+from halfstep import Policy, Rules
+from halfstep.core import Diagnosis, Exponents, Moment, Range, Ranges, Step
+from halfstep.launch import RunResult
+from tests.diagnose.test_findings import BACKWARD, FORWARD, UNDERFLOW, found, look, told, trained
+
+ONE = Exponents({0: 4}, largest=1.0)
+WIDE = Exponents({-40: 2, 3: 2}, largest=9.0)
+SMALL = Exponents({-40: 3, -4: 1}, largest=0.1)
+REGION = RunResult(policy="mixed_float16", steps=40, regions=1, region_policies=("mixed_float16",))
+
+
+def rows(*names, values=WIDE, form="float16", role="grad_output", **more):
+    return tuple(Range(name, role, values, values, form, ("matmul",), **more) for name in names)
+
+
+def policy_in(remedy, last):
+    """Executes all lines but the last one, which is expected to be that, and returns the policy."""
+    before, _, use = remedy.rpartition("\n")
+    assert use.startswith(last)
+    names = {}
+    exec(before, names)
+    return names["policy"]
+
+
+def ranged(run=REGION, rows=(), **report):
+    return found(
+        trained(ranges=Ranges(rows, entering=1.0), **report), look(1, failed=False), run=run
+    )
+
+
+def of_module(report):
+    """Returns what was found of a module."""
+    (finding,) = (each for each in report.findings if each.module)
+    return finding
+
+
+def test_a_rule_for_a_module_in_a_model_of_several():
+    known = rows("Net.a[0]", path="a[0]") + rows("Net.b", "Net.c", values=ONE)
+    warning = of_module(ranged(rows=known))
+    policy = policy_in(warning.remedy, "set_global_policy(policy)  # or prepare(")
+    assert [each.where for each in policy.rules.edits] == ["a[[]0]"]
+
+
+def test_a_script_that_prepares_its_models_itself():
+    own = dataclasses.replace(REGION, region_policies=("mixed_float16, rules=torch-2.13",))
+    warning = of_module(ranged(own, rows("wide") + rows("a", "b", values=ONE)))
+    policy = policy_in(warning.remedy, "region = prepare(model, optimizer, policy=policy)")
+    assert (policy.rules.base, len(policy.rules.edits)) == ("torch-2.13", 1)
+
+
+def test_a_script_with_an_autocast_of_its_own():
+    own = RunResult(policy="mixed_float16", steps=40, lowered=True, torch_amp=True)
+    warning = of_module(ranged(own, rows("wide") + rows("a", "b", values=ONE)))
+    lines = warning.remedy.splitlines()
+    assert lines[:3] == [
+        "import torch",
+        "from halfstep import Rules",
+        "from halfstep.torch import autocast",
+    ]
+    names = {}
+    exec("\n".join(lines[1::2][:2]), names)
+    assert names["rules"] == Rules().with_rule(
+        "matmul", "full", where="wide", reason="Its values need the range."
+    )
+    assert lines[4].startswith("lower = autocast(dtype=torch.float16, rules=rules)  # in place of")
+
+
+def test_what_is_in_use_is_not_offered():
+    ranges = Ranges(rows("ff", values=ONE, role="output") + rows("ff", values=SMALL), entering=4.0)
+    scale = f"dynamic(init_scale={ranges.region_scale!r})"
+    asked = str(Policy.named("mixed_float16").with_(scale=scale))
+    for policies, offered in ((("mixed_float16",), True), ((asked,), False)):
+        run = dataclasses.replace(REGION, policy=policies[0], region_policies=policies)
+        report = found(trained(ranges=ranges, power=3), look(1, failed=False), run=run)
+        assert bool(report.findings[0].remedy) == offered
+
+
+def test_the_rest_of_many_modules_is_for_bfloat16():
+    names = tuple("abcdefg")
+    many = ranged(rows=rows(*names) + rows(*(f"{each}2" for each in range(8)), values=ONE))
+    *_, rest = many.findings
+    assert rest.text == "So do those of 2 more modules."
+    policy = policy_in(rest.remedy, "set_global_policy(policy)")
+    assert policy == Policy.named("mixed_bfloat16")
+
+
+def test_a_remedy_is_told_once():
+    known = rows("a", "b", values=ONE, form="bfloat16", role="weight")
+    ranges = Ranges(known, updates=(("a.weight", 0.5), ("b.weight", 0.4)))
+    first, second = found(trained(ranges=ranges), look(1, failed=False)).findings
+    assert first.remedy.splitlines() == [
+        "from halfstep.torch import keep_masters",
+        "keep_masters(optimizer)  # once the optimizer is made",
+    ]
+    assert (second.module, second.remedy) == ("b.weight", "")
+
+
+SQUARES = Exponents({-40: 3, -4: 1}, largest=0.1)
+
+
+def half(form="float16", eps=1e-8):
+    """Returns the ranges of a model that trains parameters in half precision with Adam."""
+    moments = (Moment("a.weight", form, eps, SQUARES),)
+    return Ranges(rows("a", values=ONE, form=form, role="weight"), form=form, moments=moments)
+
+
+def test_what_an_adam_loses_in_half_precision():
+    report = found(trained(ranges=half()), look(1, failed=False))
+    assert told(report) == [
+        (
+            "warning",
+            "a.weight",
+            "eps=1e-08 of its optimizer is 0 in float16, so that steps divide by 0.",
+        ),
+        (
+            "warning",
+            "a.weight",
+            "75 % of the squares of its gradients become 0 in float16, where Adam keeps them.",
+        ),
+    ]
+    assert [bool(each.remedy) for each in report.findings] == [True, False]
+    masters = dataclasses.replace(half(), moments=half("float32").moments)
+    assert told(found(trained(ranges=masters), look(1, failed=False))) == []
+
+
+def test_an_eps_that_has_broken_the_parameters_is_an_error():
+    broken = dataclasses.replace(FORWARD, operation="data", role="weight", module="a.weight")
+    report = found(trained(ranges=half()), look(2, broken), look(1, failed=False))
+    assert [each.severity for each in report.findings] == ["error", "error", "warning"]
+
+
+def test_parameters_in_half_precision_are_no_policy_without_effect():
+    run = RunResult(policy="mixed_float16", steps=40, lowered=False)
+    report = found(trained(ranges=half(eps=1.0)), look(1, failed=False), run=run, overrides=False)
+    assert "did not take effect" not in str(told(report))
+    (error, _) = found(trained(ranges=half(eps=1.0)), look(1, failed=False), run=run).findings
+    assert error.text == (
+        "mixed_float16 did not take effect, because the script trains parameters in float16 "
+        "itself, which are left alone."
+    )
+
+
+@pytest.mark.parametrize("fault", [FORWARD, BACKWARD])
+def test_what_diverges_gets_no_rule(fault):
+    losses = [2.0, 1.0, 50.0, 3e4, math.inf, math.inf]
+    steps = tuple(Step(number, loss, 8.0) for number, loss in enumerate(losses, 1))
+    report = found(trained(steps=steps), look(5, fault))
+    assert report.diagnosis.first.remedy == ""
+    assert not any(each.remedy for each in report.findings)
+    assert "The loss grew from 1 to 3e+04 in the 2 steps before" in report.findings[1].text
+
+
+def test_a_fault_that_is_hidden_is_an_error_and_one_of_small_gradients_a_warning():
+    for fault, severity in ((FORWARD, "error"), (UNDERFLOW, "warning")):
+        report = trained(diagnosis=Diagnosis((fault,)))
+        (finding,) = found(report, look(1, fault, failed=False), look(10, failed=False)).findings
+        assert finding.severity == severity
+        assert finding.text.endswith("(step 1).")
