@@ -8,6 +8,7 @@ import jax
 from jax import numpy as jnp
 
 from halfstep.jax import _modules
+from halfstep.jax._private import speaking_of
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ def traced(
         results.append(result)
         return found
 
-    closed = jax.make_jaxpr(run)(*operands)
+    places = given.places if held.tree is arguments else None
+    closed = jax.make_jaxpr(speaking_of(run, function, *arguments, places))(*operands)
 
     def finish(arrays: Sequence[Any]) -> Any:
         out, changes = results[-1].joined(arrays)
