@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,8 +11,7 @@ from jax.extend.core import ClosedJaxpr
 
 from halfstep.jax._diagnosing._made import Value, value
 from halfstep.jax._diagnosing._run import HANDLERS, Handler, Place, Run
-from halfstep.jax._interpret import true_p
-from halfstep.jax._linear import linear_p
+from halfstep.jax._primitives import linear_p, true_p
 
 
 def _handles(*names: str) -> Callable[[Handler], Handler]:
@@ -40,7 +40,10 @@ def run_linear(run: Run, equation: Any, operands: list[Value], place: Place) -> 
     linear = functools.partial(linear_p.impl, **equation.params)
     specs = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in equation.invars]
     closed = jax.make_jaxpr(linear)(*specs)
-    return run.closed(closed, operands, place.inside(equation))
+    scale, *others = operands
+    known = Value(scale.array * run.rescaled)
+    inside = replace(place.inside(equation), scale=float(known.array))
+    return run.closed(closed, [known, *others], inside)
 
 
 @_handles("cond")

@@ -16,7 +16,7 @@ from halfstep.jax._autocast import is_cast, parts
 from halfstep.jax._diagnosing._made import Made, Value, value
 from halfstep.jax._diagnosing._numbers import is_inexact, largest, numbers
 from halfstep.jax._diagnosing._run import Place, Run
-from halfstep.jax._private import eval_jaxpr, is_transposed, sub_jaxprs
+from halfstep.jax._private import eval_jaxpr, is_of_gradient, sub_jaxprs
 
 _ROOTS = ("args", "kwargs")
 
@@ -50,13 +50,26 @@ def run(program: Program, **options: Any) -> Run:
     done = Run(way_back=program.way_back, **options)
     with jax.debug_nans(False), jax.debug_infs(False), np.errstate(all="ignore"):
         pairs = zip(program.operands, program.names, strict=True)
-        operands = [replace(_operand(done, *pair), varies=True) for pair in pairs]
+        operands = [
+            replace(_operand(done, _rescaled(array, name, done.loss_rescaled), name), varies=True)
+            for array, name in pairs
+        ]
         consts = [
             _operand(done, array, f"constants[{index}]")
             for index, array in enumerate(program.closed.consts)
         ]
         done.results = done.program(program.closed.jaxpr, consts, operands, Place())
     return done
+
+
+def _rescaled(array: Any, name: str, factor: float) -> Any:
+    """Returns an operand, by its name a loss scale or not, as it is at another loss scale."""
+    return array * factor if factor != 1.0 and is_loss_scale(array, name) else array
+
+
+def is_loss_scale(array: Any, name: str) -> bool:
+    """Returns whether an operand is what the loss is multiplied by, by its name."""
+    return array.shape == () and name.endswith((".loss_scale", "['loss_scale']"))
 
 
 def _operand(done: Run, array: Any, name: str) -> Value:
@@ -144,6 +157,6 @@ def _is_asked(name: str, argnums: Sequence[int] | None) -> bool:
 
 def _goes_back(jaxpr: Any) -> bool:
     return any(
-        is_transposed(equation) or any(map(_goes_back, sub_jaxprs(equation.params)))
+        is_of_gradient(equation) or any(map(_goes_back, sub_jaxprs(equation.params)))
         for equation in jaxpr.eqns
     )
