@@ -186,6 +186,11 @@ BAD = [
         RuleError,
         "got 'lax::dot_generl'. Did you mean 'lax::dot_general'",
     ),
+    (
+        lambda: autocast(jnp.sin, "mixed_float16, rules=halfstep-1 + matmul[device=gpu]=full")(X),
+        RuleError,
+        "got device=gpu for 'matmul'. Write device=cuda",
+    ),
     (lambda: autocast(jnp.sin, scale=-1.0), ScaleError, "scale to be a number above 0.*got -1.0"),
     (
         lambda: autocast(jnp.sin, "mixed_float16", scale="dynamic"),

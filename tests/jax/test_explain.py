@@ -86,6 +86,8 @@ def test_a_rule_for_a_scope_that_is_not_there_is_told_of():
         with pytest.warns(UnmatchedRuleWarning, match="such as 'head'"):
             asked()
     explain(headed, inputs, policy=policy.replace("haed", "he*"))
+    with pytest.warns(UnmatchedRuleWarning, match=r"has a path: in JAX, open a jax\.named_scope"):
+        explain(jnp.matmul, inputs, inputs, policy=policy)
 
 
 def mean(w, x):

@@ -125,6 +125,11 @@ def _check_rules(rules: Rules) -> None:
                 f"Rules need an operation that halfstep.jax knows, got {rule.target!r}."
                 f"{_meant(name)} What it does not know runs as it is written."
             )
+        if rule.device in _DEVICES:
+            raise RuleError(
+                f"A rule needs device= as all front-ends call it, got device={rule.device} for"
+                f" {rule.target!r}. Write device={_DEVICES[rule.device]}."
+            )
     if rules.rows and not any(_speaks(rule.target) for rule in rules.rows):
         raise PolicyError(
             f"halfstep.jax needs rules about families or lax:: operations, got {rules.base!r},"
