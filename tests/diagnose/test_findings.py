@@ -106,6 +106,12 @@ def test_gradients_that_become_zero():
     (lost,) = found(trained(ranges=ranges, power=3), look(1, failed=False), run=run).findings
     scale = f"dynamic(init_scale={ranges.region_scale})"
     assert lost.remedy == f'policy = policy.with_(scale="{scale}")'
+    in_jax = trained(ranges=ranges, power=3, versions=(("jax", "0.10"),))
+    (lost,) = found(in_jax, look(1, failed=False)).findings
+    assert lost.remedy == f"halfstep.jax.autocast(f, policy, scale={ranges.region_scale})"
+    unscaled = dataclasses.replace(in_jax, ranges=dataclasses.replace(ranges, entering=0.0))
+    (lost,) = found(unscaled, look(1, failed=False)).findings
+    assert f'halfstep.jax.loss_scale("dynamic(init_scale={ranges.scale})")' in lost.remedy
     assert told(found(trained(ranges=ranges, power=ranges.power), look(1, failed=False))) == []
 
 

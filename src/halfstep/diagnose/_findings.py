@@ -25,8 +25,13 @@ _IN_A_ROW = 3
 _SEARCHED = 50
 _SHOWN_MODULES = 5
 _SCALERS = {
-    False: "scaler = GradScaler(init_scale=2.0**{power})",
-    True: "halfstep.keras.LossScaleOptimizer(optimizer, initial_scale=2.0**{power})",
+    "keras": "halfstep.keras.LossScaleOptimizer(optimizer, initial_scale=2.0**{power})",
+    "jax": 'loss_scale = halfstep.jax.loss_scale("dynamic(init_scale={scale!r})")',
+    "": "scaler = GradScaler(init_scale=2.0**{power})",
+}
+_REGIONS = {
+    "jax": "halfstep.jax.autocast(f, policy, scale={scale!r})",
+    "": 'policy = policy.with_(scale="dynamic(init_scale={scale!r})")',
 }
 _HALF = ("float16", "bfloat16")
 _INSTEAD = {
@@ -160,11 +165,8 @@ def _ranges(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
     ranges = report.narrow
     lost = ranges.lost(report.power)
     if lost > _MANY_LOST:
-        in_keras = "keras" in dict(report.versions)
-        written = _SCALERS[in_keras]
-        in_region = bool(evidence.run.regions) and not in_keras
         told = report.diagnosis.first is not None and report.diagnosis.first.remedy
-        remedy = "" if told else _scale(ranges, written, in_region=in_region)
+        remedy = "" if told else _scale(evidence, ranges)
         text = f"{share_text(lost)} of the gradients become 0 in {ranges.form}"
         yield Finding("warning", f"{text} at the scale in force, 2^{report.power}.", "", remedy)
     suffering = [name for name in ranges.outside if _suffers(ranges, report.power, name)]
@@ -183,11 +185,16 @@ def _suffers(ranges: Ranges, power: int, module: str) -> bool:
     return overflows or ranges.lost(power, module=module) > _MANY_LOST
 
 
-def _scale(ranges: Ranges, written: str, *, in_region: bool) -> str:
+def _scale(evidence: Evidence, ranges: Ranges) -> str:
     """Returns the scale to write, for a region or for a scaler."""
+    versions = dict(evidence.report.versions)
+    framework = next((name for name in ("keras", "jax") if name in versions), "")
+    # What enters a region of JAX is only known where there is one.
+    in_region = {"keras": False, "jax": True}.get(framework, bool(evidence.run.regions))
     if in_region and ranges.region_scale is not None:
-        return f'policy = policy.with_(scale="dynamic(init_scale={ranges.region_scale!r})")'
-    return "" if ranges.power is None else written.format(power=ranges.power)
+        return _REGIONS[framework].format(scale=ranges.region_scale)
+    scale, power = ranges.scale, ranges.power
+    return "" if power is None else _SCALERS[framework].format(power=power, scale=scale)
 
 
 def _rule(ranges: Ranges, module: str) -> str:

@@ -202,6 +202,12 @@ def batched(
     return jax.make_jaxpr(run)(*arrays), found
 
 
+def used(jaxpr: Any, *, first_only: bool) -> list[bool]:
+    """Returns which operands of a program its results depend on, or its first result alone."""
+    wanted = [not (first_only and place) for place in range(len(jaxpr.outvars))]
+    return list(partial_eval.dce_jaxpr(jaxpr, wanted)[1])
+
+
 def manual_axes(equation: Any) -> Any:
     """Returns the mesh axes that a `shard_map` maps over; JAX 0.10 calls them otherwise."""
     params = equation.params

@@ -79,7 +79,8 @@ class _Running:
         yield from row_in_place(equation, module, action, reason)
 
     def _why(self, equation: Any, *, back: bool) -> tuple[str, str]:
-        name = self._lines.get(equation.source_info.traceback)
-        if name is not None:
-            return "gradient", _PART.format(operation_name(name))
+        name, line = _key(equation)
+        of = name if (name, line) in self._decided else self._lines.get(line)
+        if of is not None:
+            return "gradient", _PART.format(operation_name(of))
         return ("gradient", _PART_OF_SOME) if back else ("as written", _OUTSIDE)

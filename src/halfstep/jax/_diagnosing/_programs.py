@@ -31,6 +31,7 @@ class Program:
         names: What each operand is called, such as `args[0]['w']`.
         cast: Whether `autocast` made the function.
         way_back: Whether it holds the gradient as well.
+        moved: The names of what that is with regard to; the gradients are the last results.
     """
 
     closed: Any
@@ -38,6 +39,7 @@ class Program:
     names: tuple[str, ...]
     cast: bool
     way_back: bool = False
+    moved: tuple[str, ...] = ()
 
     @property
     def goes_back(self) -> bool:
@@ -128,7 +130,8 @@ def with_gradient(program: Program, argnums: Sequence[int] | None) -> Program | 
         return None
     outputs = floats[:1] if program.closed.out_avals[0].shape == () and floats[0] == 0 else floats
     closed = _differentiated(program, moved, outputs)
-    return replace(program, closed=closed, way_back=True)
+    names = tuple(program.names[index] for index in moved)
+    return replace(program, closed=closed, way_back=True, moved=names)
 
 
 def _differentiated(program: Program, moved: list[int], outputs: list[int]) -> ClosedJaxpr:

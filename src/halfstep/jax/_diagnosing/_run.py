@@ -60,10 +60,12 @@ class Run:
         loss_rescaled: What the loss scale is multiplied by that the function is called with.
         way_back: Whether what is not known belongs to the way back.
         line: Of which line the operands of operations are kept.
+        look: Who is shown what each operation gives.
         made: What is not finite, in the order in which it was made.
         hidden: What of it went into an operation that made something finite of it.
         results: What the program returned.
         operands: The operands of the operations of that line, with their names.
+        factors: What gradients were multiplied by in regions, with the scales of those.
     """
 
     formats: Callable[[str], Any] = lambda path: None
@@ -73,10 +75,12 @@ class Run:
     loss_rescaled: float = 1.0
     way_back: bool = False
     line: str = ""
+    look: Callable[[Any, Place, list[Any]], None] | None = None
     made: list[Made] = field(default_factory=list)
     hidden: set[Made] = field(default_factory=set)
     results: list[Value] = field(default_factory=list)
     operands: list[tuple[str, list[Any]]] = field(default_factory=list)
+    factors: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def finite(self) -> bool:
@@ -114,6 +118,8 @@ class Run:
         if self.line and here.line == self.line:
             self.operands.append((plain_name(equation.primitive.name), arrays))
         out = run_equation(equation, arrays, self.formats(here.path))
+        if self.look is not None:
+            self.look(equation, here, out)
         if _key(equation, here) in self.mended:
             out = [_mended(each) for each in out]
         went_in = _chosen(operands) if equation.primitive.name == "select_n" else operands
