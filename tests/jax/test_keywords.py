@@ -19,7 +19,12 @@ INSTEAD = [
         {"rules": "halfstep-1 + matmul=full"},
         r"policy='mixed_bfloat16, rules=halfstep-1 \+ matmul=full'",
     ),
-    ({"enabled": False}, "policy='mixed_bfloat16' if False else 'float32'"),
+    ({"dtype": jnp.int8}, r"dtype=int8\. Policies compute in float16, bfloat16 or float32: write"),
+    ({"dtype": "fp16"}, r"autocast\(function, 'mixed_float16'\)"),
+    ({"rules": None}, r"got rules=None\. Leave it out\."),
+    ({"enabled": False}, r"enabled=False\. Write policy='float32'"),
+    ({"enabled": True}, r"enabled=True\. Leave it out"),
+    ({"enabled": jnp.bool_(True)}, "policy='mixed_bfloat16' if enabled else 'float32'"),
     ({"cache_enabled": True}, "in jax.jit, what is cast is cast once"),
     ({"device_type": "cuda"}, "It runs where its arrays are: leave it out"),
     ({"init_scale": 2.0**10}, r"Write scale=1024\.0, by name"),
@@ -42,6 +47,8 @@ def test_an_argument_of_another_autocast_is_answered(given, text):
 def test_so_is_a_scale_by_position_and_the_name_of_a_device():
     with pytest.raises(UsageError, match=r"got 256\.0 after the policy\. Write scale=256\.0, by"):
         autocast(jnp.sin, "mixed_float16", 256.0)
+    with pytest.raises(UsageError, match=r"got bfloat16 in place of the policy\. .*mixed_bfloat16"):
+        autocast(jnp.sin, jnp.bfloat16)
     with pytest.raises(UsageError, match=r"the device 'cuda:0'.*@autocast\(policy='mixed_bfloat1"):
         autocast("cuda:0")
     with pytest.raises(UsageError, match=r"dtype=float16\."):

@@ -11,7 +11,7 @@ import jax
 
 from halfstep.core import Policy, Rules, overriding_policy
 from halfstep.errors import PolicyError, UsageError
-from halfstep.jax import _leaks, _tracing
+from halfstep.jax import _keywords, _leaks, _tracing
 from halfstep.jax._arguments import Traced, is_real, traced
 from halfstep.jax._interpret import (
     FLOAT32,
@@ -22,7 +22,6 @@ from halfstep.jax._interpret import (
     parameters,
     wanted_dtypes,
 )
-from halfstep.jax._keywords import is_device, refuse
 from halfstep.jax._private import eval_jaxpr, sub_jaxprs
 from halfstep.jax._region import bounded, initial_scale
 from halfstep.jax._unmatched import warn_of_unmatched
@@ -108,8 +107,7 @@ def autocast(
         >>> "bf16[3,2] = dot_general" in str(jax.make_jaxpr(loss)(weights, inputs))
         True
     """
-    if more or others:
-        refuse(more, others)
+    _keywords.check(policy, more, others)
     asked = _checked(Policy.of(policy))
     initial_scale(asked, scale)
     if function is None:
@@ -190,7 +188,7 @@ def _checked(policy: Policy) -> Policy:
 
 
 def _check_function(function: Any) -> None:
-    if is_device(function):
+    if _keywords.is_device(function):
         raise UsageError(
             f"autocast needs a function, got the device {function!r}. It runs where its arrays are:"
             f" write @autocast(policy='mixed_bfloat16'). {_NO_CONTEXT}"

@@ -1,7 +1,7 @@
 """What to write in place of arguments that an `autocast` has elsewhere."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,27 +11,39 @@ from halfstep.errors import UsageError
 
 _KNOWN = ("policy", "scale")
 _DEVICES = ("cuda", "cpu", "gpu", "tpu", "rocm", "mps", "xpu")
-_POLICIES = {"float16": "mixed_float16", "float32": "float32"}
+_POLICIES = {
+    **dict.fromkeys(("float16", "half", "fp16", "f16"), "mixed_float16"),
+    **dict.fromkeys(("bfloat16", "bf16"), "mixed_bfloat16"),
+    **dict.fromkeys(("float32", "float", "single", "full", "fp32", "f32"), "float32"),
+}
 
 
-def refuse(more: Sequence[Any], others: dict[str, Any]) -> NoReturn:
+def check(policy: Any, more: Sequence[Any], others: dict[str, Any]) -> None:
     """Says what to write in place of arguments that do not exist.
 
     Args:
-        more: Those by position, after the policy.
-        others: Those by name.
+        policy: What was given as the policy, which may be a dtype instead.
+        more: What was given by position after it.
+        others: What was given by name and is no argument.
 
     Raises:
-        UsageError: Always.
+        UsageError: There is any.
     """
-    if others:
-        name, value = next(iter(others.items()))
-        given, instead = f"{name}={shown(value)}", _INSTEAD.get(name, _unknown(name))(value)
-    else:
-        given, instead = f"{shown(more[0])} after the policy", _as_scale(more[0])
-    raise UsageError(
-        f"autocast needs a function, a policy and perhaps scale=, got {given}. {instead}"
-    )
+    for given, instead in _refused(policy, more, others):
+        raise UsageError(
+            f"autocast needs a function, a policy and perhaps scale=, got {given}. {instead}"
+        )
+
+
+def _refused(policy: Any, more: Sequence[Any], others: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields what cannot be followed, and what to write in its place."""
+    if isinstance(policy, type | np.dtype) or type(policy).__module__ == "torch":
+        yield f"{shown(policy)} in place of the policy", _policy_in(policy)
+    for name, value in others.items():
+        instead = _INSTEAD.get(name, _unknown(name))
+        yield f"{name}={shown(value)}", "Leave it out." if value is None else instead(value)
+    for value in more:
+        yield f"{shown(value)} after the policy", _as_scale(value)
 
 
 def shown(value: Any) -> str:
@@ -45,7 +57,7 @@ def shown(value: Any) -> str:
         return repr(value)
     if isinstance(value, jax.Array | np.ndarray):
         return f"an array of shape {value.shape}"
-    return _dtype(value) or f"a {type(value).__name__}"
+    return _dtype(value) or getattr(value, "__name__", f"a {type(value).__name__}")
 
 
 def is_device(word: Any) -> bool:
@@ -65,8 +77,9 @@ def _dtype(value: Any) -> str:
 
 
 def _policy_in(value: Any) -> str:
-    name = _dtype(value) or str(value)
-    policy = _POLICIES.get(name, "mixed_bfloat16")
+    policy = _POLICIES.get(_dtype(value) or str(value))
+    if policy is None:
+        return "Policies compute in float16, bfloat16 or float32: write policy='mixed_bfloat16'."
     return f"Write the policy that computes in it: autocast(function, {policy!r})."
 
 
@@ -82,7 +95,10 @@ def _as_scale(value: Any) -> str:
 
 
 def _enabled(value: Any) -> str:
-    return f"Write policy='mixed_bfloat16' if {shown(value)} else 'float32'."
+    if value is True:
+        return "Leave it out."
+    condition = "" if value is False else "'mixed_bfloat16' if enabled else "
+    return f"Write policy={condition}'float32'."
 
 
 def _in_policy(key: str) -> Callable[[Any], str]:
