@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from jax import numpy as jnp
 
-from halfstep.core import Exponents
+from halfstep.core import Exponents, Ranges
 from halfstep.jax import autocast, loss_scale
+from halfstep.jax._looking import Looking
 from halfstep.jax._ranges import ranges
 
 KEYS = jax.random.split(jax.random.key(0), 3)
@@ -104,3 +105,35 @@ def test_loops_add_up_and_a_step_that_takes_gradients_is_told_apart():
         assert turns.run.total == 3 * 8
     assert of_step["step.dot_general", "grad_input"].run.total == 3 * (16 + 8)
     assert rows["args[0]", "grad_weight"].run == Exponents.of(jax.grad(looped)(weights, inputs))
+
+
+def test_what_cannot_be_counted_is_told():
+    calls = []
+
+    def fussy(w):
+        calls.append(w)
+        if len(calls) > 1:
+            raise ValueError("Once only.")
+        return (w * w).sum()
+
+    looking = Looking()
+    end = looking.start()
+    jax.value_and_grad(fussy)(jnp.ones(2))
+    looking.flush()
+    assert looking.ranges(1.0).ranges == Ranges()
+    end()
+    assert "could not be counted: ValueError: Once only." in " ".join(looking.notes)
+
+
+def test_what_was_called_is_counted():
+    looking = Looking()
+    end = looking.start()
+    jax.jit(lambda w: w - jax.grad(loss)(w, INPUTS)["in"].sum())  # It is never called.
+    step = jax.jit(lambda w, x: jax.tree.map(jnp.add, w, jax.grad(loss)(w, x)))
+    step(PARAMS, INPUTS)
+    looking.flush()
+    seen = looking.ranges(1.0)
+    end()
+    rows, expected, power = found(loss, PARAMS, INPUTS)
+    assert (seen.ranges, seen.power) == (expected, power)
+    assert ("head.dot_general", "output") in rows

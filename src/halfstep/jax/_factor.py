@@ -30,6 +30,11 @@ class Factor(NamedTuple):
     inverse: Any
 
 
+def neutral() -> Factor:
+    """Returns the factor of what is not scaled."""
+    return Factor(jnp.float32(1), jnp.float32(1))
+
+
 def choose(scale: Any, arrays: Sequence[Any], axes: tuple[str, ...]) -> Factor:
     """Returns the factor for what enters.
 

@@ -31,7 +31,7 @@ _DONATED = (
     "Donated arguments were kept while the script was examined, so it needed more memory than it "
     "does by itself."
 )
-_UNCOUNTED = "How large the numbers of a step are could not be counted: {why}."
+_UNCOUNTED = "How large the numbers of a step are could not be counted: {why}"
 
 
 class Seen(NamedTuple):

@@ -15,7 +15,7 @@ from jax import numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from halfstep.errors import UsageError
-from halfstep.jax._factor import Factor, brought, choose, lowest, multiplied, shared_axes
+from halfstep.jax._factor import Factor, brought, choose, lowest, multiplied, neutral, shared_axes
 from halfstep.jax._interpret import holds_true
 from halfstep.jax._primitives import linear_p, true_p
 from halfstep.jax._private import (
@@ -123,11 +123,7 @@ def _run(
     if not holds_true(equation):
         return bind(equation, arrays), factor
     handler = _HANDLERS.get(equation.primitive.name, _refuse)
-    return handler(equation, arrays, moves, factor or _no_factor(), around)
-
-
-def _no_factor() -> Factor:
-    return Factor(jnp.float32(1), jnp.float32(1))
+    return handler(equation, arrays, moves, factor or neutral(), around)
 
 
 def _refuse(equation: Any, *_: Any) -> tuple[list[Any], Factor]:
@@ -169,7 +165,7 @@ def _run_program(
     jaxpr = closed.jaxpr
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *arrays), strict=True))
     factors = {var: each for var, each in zip(jaxpr.invars, given, strict=True) if each is not None}
-    start = lowest(list(factors.values())) if factors else _no_factor()
+    start = lowest(list(factors.values())) if factors else neutral()
     flow(jaxpr.eqns, values, factors, around)
     found = [factors[atom] for atom in jaxpr.outvars if _is_in(atom, factors)]
     after = lowest(found) if found else start
