@@ -48,11 +48,14 @@ def test_what_each_operation_gives_and_its_gradient():
 
 
 BATCHED = jax.vmap(autocast(loss, "mixed_float16"), (None, 0))
+NUMBER = jnp.float32(65536.0)
 LOW = "mixed_float16, scale=none"
 WAYS = {
     "as it is": (lambda p, x, s: autocast(loss, LOW)(p, x), 0),
     "region": (lambda p, x, s: autocast(loss, "mixed_float16")(p, x), 29),
     "scaled loss": (lambda p, x, s: s.scale(autocast(loss, LOW)(p, x)), 16),
+    "closed over": (lambda p, x, s: STATE.scale(autocast(loss, LOW)(p, x)), 16),
+    "without a name": (lambda p, x, s: NUMBER * autocast(loss, LOW)(p, x), 16),
     "both": (lambda p, x, s: s.scale(autocast(loss, "mixed_float16")(p, x)), 29),
     "state": (lambda p, x, s: autocast(loss, "mixed_float16", scale=s)(p, x), 35),
     "rows": (lambda p, x, s: BATCHED(p, x[None])[0], 29),

@@ -77,7 +77,7 @@ def ranges(
         function: The function; its gradient is that of `diagnose`.
         args: What it is called with.
         kwargs: The same by name.
-        scale: The loss scale that it is called with.
+        scale: The loss scale, which it is called with or closes over, if it uses it.
         argnums: With regard to which arguments gradients are taken.
 
     Returns:
@@ -88,9 +88,9 @@ def ranges(
     with override_policy("float32"):
         wide = forward(function, args, kwargs)
     here, done = _seen(program, name, argnums)
-    options = {"formats": lambda path: FLOAT32, "loss_rescaled": 1.0 / scale}
+    options = {"formats": lambda path: FLOAT32, "loss_scale": scale, "loss_rescaled": 1.0 / scale}
     there, _ = _seen(wide, name, argnums, **options)
-    before = math.frexp(scale)[1] - 1 if _reads_scale(wide) else 0
+    before = math.frexp(scale)[1] - 1 if _reads_scale(wide, scale) else 0
     power = before + next((math.frexp(each)[1] - 1 for each, _ in done.factors), 0)
     form = next((each for each in here.forms.values() if each in LOW_FORMATS), _WHAT_IF)
     found = Ranges(tuple(_rows(here, there)), form=form, entering=_entering(done, before))
@@ -120,11 +120,13 @@ def _written(jaxpr: Any) -> Iterator[tuple[Any, str]]:
             yield from _written(inner)
 
 
-def _reads_scale(program: Program) -> bool:
-    """Returns whether a loss is computed with the loss scale that its function is called with."""
-    reads = used(program.closed.jaxpr, first_only=program.closed.out_avals[0].shape == ())
-    pairs = zip(program.operands, program.names, strict=True)
-    return any(is_loss_scale(*pair) for pair in compress(pairs, reads))
+def _reads_scale(program: Program, scale: float) -> bool:
+    """Returns whether a loss is computed with the loss scale."""
+    closed = program.closed
+    reads = used(closed.jaxpr, first_only=closed.out_avals[0].shape == ())
+    held = [(each, "") for each in closed.consts]
+    given = zip(program.operands, program.names, strict=True)
+    return any(is_loss_scale(*pair, scale) for pair in (*held, *compress(given, reads)))
 
 
 def _entering(done: Run, before: int) -> float:

@@ -52,10 +52,7 @@ def run(program: Program, **options: Any) -> Run:
     done = Run(way_back=program.way_back, **options)
     with jax.debug_nans(False), jax.debug_infs(False), np.errstate(all="ignore"):
         pairs = zip(program.operands, program.names, strict=True)
-        operands = [
-            replace(_operand(done, _rescaled(array, name, done.loss_rescaled), name), varies=True)
-            for array, name in pairs
-        ]
+        operands = [replace(_operand(done, *pair), varies=True) for pair in pairs]
         consts = [
             _operand(done, array, f"constants[{index}]")
             for index, array in enumerate(program.closed.consts)
@@ -64,17 +61,23 @@ def run(program: Program, **options: Any) -> Run:
     return done
 
 
-def _rescaled(array: Any, name: str, factor: float) -> Any:
-    """Returns an operand, by its name a loss scale or not, as it is at another loss scale."""
-    return array * factor if factor != 1.0 and is_loss_scale(array, name) else array
+def is_loss_scale(array: Any, name: str, known: float = 0.0) -> bool:
+    """Returns whether something is what the loss is multiplied by.
 
-
-def is_loss_scale(array: Any, name: str) -> bool:
-    """Returns whether an operand is what the loss is multiplied by, by its name."""
-    return array.shape == () and name.endswith((".loss_scale", "['loss_scale']"))
+    Args:
+        array: It.
+        name: What it is called.
+        known: The loss scale, if that is known and not 1; a function may close over it.
+    """
+    if np.shape(array) != ():
+        return False
+    named = name.endswith((".loss_scale", "['loss_scale']"))
+    return named or (known not in (0.0, 1.0) and is_inexact(array.dtype) and array == known)
 
 
 def _operand(done: Run, array: Any, name: str) -> Value:
+    if done.loss_rescaled != 1.0 and is_loss_scale(array, name, done.loss_scale):
+        array = array * done.loss_rescaled
     held = numbers(array)
     if held is None or held.finite:
         return Value(array)

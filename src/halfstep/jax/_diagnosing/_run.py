@@ -57,7 +57,8 @@ class Run:
         known: What a run forward made, and took back.
         mended: What is to be zero where it is not finite.
         rescaled: What the scales of regions are multiplied by.
-        loss_rescaled: What the loss scale is multiplied by that the function is called with.
+        loss_scale: The loss scale, 0.0 where it is known by its name only.
+        loss_rescaled: What that is multiplied by.
         way_back: Whether what is not known belongs to the way back.
         line: Of which line the operands of operations are kept.
         look: Who is shown what each operation gives.
@@ -72,6 +73,7 @@ class Run:
     known: frozenset[Key] = frozenset()
     mended: frozenset[Key] = frozenset()
     rescaled: float = 1.0
+    loss_scale: float = 0.0
     loss_rescaled: float = 1.0
     way_back: bool = False
     line: str = ""
