@@ -162,6 +162,14 @@ def test_errors_of_jax_speak_of_the_function_and_its_arguments(name):
     assert f"the argument {argument}" in str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:flax.*")
+def test_so_they_do_of_parameters_in_modules():
+    nnx = pytest.importorskip("flax.nnx")
+    layer = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"the argument args\[0\].*bias"):
+        autocast(lambda layer, x: x if layer.bias[...][0] > 0 else layer(x))(layer, X)
+
+
 BAD = [
     (
         lambda: autocast(3),

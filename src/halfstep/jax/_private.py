@@ -88,7 +88,8 @@ def speaking_of(
     function: Any,
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    places: Sequence[int] | None,
+    places: Sequence[int],
+    leaves: Sequence[str] | None = None,
 ) -> Callable[..., Any]:
     """Returns a function of arrays, in whose place errors of JAX speak of somebody's own.
 
@@ -97,13 +98,14 @@ def speaking_of(
         function: The other one.
         args: What that is called with; the object first that a method belongs to.
         kwargs: The same by name.
-        places: Which of the leaves of those the arrays are, None where they are others.
+        places: Which of the leaves of those the arrays are.
+        leaves: What the leaves are called, where their own paths do not tell.
     """
     # An object that was made of a function, as by functools.partial, has no line of its own.
     skipped = 1 if " at " not in _sourceinfo(function) and args else 0
     known = _debug_info("autocast", args[0] if skipped else function, args[skipped:], kwargs)
-    every = [""] * len(jax.tree.leaves(args[:skipped])) + list(known.arg_names)
-    names = None if places is None else tuple(every[place] for place in places)
+    every = leaves or [""] * len(jax.tree.leaves(args[:skipped])) + list(known.arg_names)
+    names = tuple(every[place] for place in places)
     run.__dict__["__fun_debug_info__"] = known._replace(arg_names=names)
     return run
 

@@ -11,14 +11,12 @@ from jax.extend.core import ClosedJaxpr
 
 from halfstep.errors import UsageError
 from halfstep.jax import _modules, _tracing
-from halfstep.jax._arguments import is_real, traced
+from halfstep.jax._arguments import ROOTS, is_real, traced
 from halfstep.jax._autocast import is_cast, parts
 from halfstep.jax._diagnosing._made import Made, Value, value
 from halfstep.jax._diagnosing._numbers import is_inexact, largest, numbers
 from halfstep.jax._diagnosing._run import Place, Run
 from halfstep.jax._private import eval_jaxpr, is_of_gradient, sub_jaxprs
-
-_ROOTS = ("args", "kwargs")
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def _name(path: Sequence[Any], before: int) -> str:
         return f"function{jax.tree_util.keystr(tuple(rest))}"
     if root.idx == 0:
         first = jax.tree_util.SequenceKey(first.idx - before)
-    return _ROOTS[root.idx] + jax.tree_util.keystr((first, *rest))
+    return ROOTS[root.idx] + jax.tree_util.keystr((first, *rest))
 
 
 def with_gradient(program: Program, argnums: Sequence[int] | None) -> Program | None:
