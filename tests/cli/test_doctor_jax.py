@@ -72,9 +72,18 @@ def test_a_healthy_training(tmp_path, loop):
     assert report.steps[-1].loss < report.steps[0].loss
     assert not report.diagnosis
     notes = told(report, "note")
-    assert len(notes) == len(report.findings) == (3 if loop == "jitted" else 2)
+    assert len(notes) == len(report.findings) == (2 if loop == "jitted" else 1)
     assert "--policy had no effect" in notes[0]
     assert "jax" in dict(report.versions)
+    assert report.sampled == (1, 10)
+    rows = {(row.module, row.role): row for row in report.ranges.rows}
+    for name in ("first", "wide", "head"):
+        for role in ("output", "grad_input"):
+            row = rows[f"{name}.dot_general", role]
+            assert row.form == "float16"
+            assert row.reference.total == row.run.total > 0
+        assert rows[f"args[0]['{name}']", "grad_weight"].form == "float32"
+    assert report.ranges.form == "float16"
 
 
 def test_the_step_before_broken_parameters_is_the_one_that_is_told_of(tmp_path):
@@ -127,6 +136,31 @@ def test_a_loss_scale_that_finds_its_range(tmp_path):
     assert (first.scale, first.skipped) == (2.0**8, True)
     assert (last.scale, last.skipped) == (2.0 ** (8 - len(report.skipped)), False)
     assert any("ran under mixed_float16" in each for each in told(report, "note"))
+
+
+REGION = """
+from halfstep.jax import autocast
+def model(params, inputs):
+    with jax.named_scope("body"):
+        hidden = jnp.tanh(inputs @ params["first"])
+    with jax.named_scope("tail"):
+        return jnp.mean((hidden @ params["wide"] - 1) ** 2)
+step = jax.jit(jax.value_and_grad(autocast(model, "mixed_float16", scale=SCALE)))
+for _ in range(12):
+    loss, grads = step(params, inputs)
+    params = descended(params, grads)
+"""
+
+
+def test_a_scale_that_loses_gradients(tmp_path):
+    script = MODEL.replace("WIDE", "2.0") + REGION
+    _, report = examined(tmp_path, script.replace("SCALE", "2.0**-18"))
+    (lost,) = [each for each in report.findings if each.severity == "warning"]
+    assert "of the gradients become 0 in float16 at the scale in force, 2^-" in lost.text
+    scale = lost.remedy.removeprefix("halfstep.jax.autocast(f, policy, scale=").removesuffix(")")
+    assert 2.0**-10 < float(scale) < 2.0**15
+    _, report = examined(tmp_path, script.replace("SCALE", scale))
+    assert told(report, "warning") == []
 
 
 def test_a_script_that_takes_no_gradients(tmp_path):

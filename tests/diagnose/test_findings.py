@@ -111,6 +111,15 @@ def test_gradients_that_become_zero():
     exec(lost.remedy.rpartition("\n")[0], names)
     assert names["policy"] == Policy.named("mixed_float16").with_(scale=scale)
     assert "\nset_global_policy(policy)  # or prepare(" in lost.remedy
+    in_jax = trained(ranges=ranges, power=3, versions=(("jax", "0.10"),))
+    (lost,) = found(in_jax, look(1, failed=False)).findings
+    assert lost.remedy.splitlines() == [
+        "import halfstep.jax",
+        f"halfstep.jax.autocast(f, policy, scale={ranges.region_scale})",
+    ]
+    unscaled = dataclasses.replace(in_jax, ranges=dataclasses.replace(ranges, entering=0.0))
+    (lost,) = found(unscaled, look(1, failed=False)).findings
+    assert f'halfstep.jax.loss_scale("dynamic(init_scale={ranges.scale})")' in lost.remedy
     assert told(found(trained(ranges=ranges, power=ranges.power), look(1, failed=False))) == []
 
 

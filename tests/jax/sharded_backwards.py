@@ -69,6 +69,38 @@ def error(build, program, own):
     return worst(ours, true)
 
 
+def branching(own, w, x):
+    h = jnp.tanh(x @ w)
+    return 1e-3 * jnp.mean(lax.cond(x[0, 0] > 0, lambda h: own(h * h), jnp.tanh, h))
+
+
+def turning(own, w, x):
+    def turn(h, _):
+        inner = partial(lax.cond, h[0, 1] > 0, lambda h: own(h) + h, jnp.sin)
+        return lax.cond(x[0, 0] > 0, inner, jnp.tanh, h), None
+
+    return 1e-3 * jnp.mean(lax.scan(turn, jnp.tanh(x @ w), None, 3)[0])
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_a_device_scales_by_itself_what_its_branch_makes_of_tiny_cotangents(build):
+    assert error(build, branching, backward(jnp.sign)) < 0.01
+
+
+@pytest.mark.parametrize("sign", [jnp.sign, jnp.abs])
+def test_so_it_does_in_branches_of_branches_in_a_loop(sign):
+    assert error(around, turning, backward(sign)) < 0.01
+
+
+def test_devices_agree_in_a_branch_that_all_of_them_take():
+    def together(own, w, x):
+        h, largest = jnp.tanh(x @ w), lax.pmax(lax.stop_gradient(x[0, 0]), "rows")
+        return 1e-3 * jnp.mean(lax.cond(largest > 0, own, jnp.tanh, h))
+
+    assert error(around, together, backward(by_norm_of_all)) < 0.01
+    assert error(around, together, backward(jnp.sign)) < 0.01
+
+
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("program", [plain, looped])
 @pytest.mark.parametrize("name", ["clip", "norm"])

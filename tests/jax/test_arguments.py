@@ -137,6 +137,47 @@ def test_a_policy_for_the_whole_process_wins_but_over_float32():
     assert dtypes(full, "dot_general")[0][1] == ("float32",)
 
 
+def branching(params, flag, *more):
+    if more[0] > 0:
+        return params["w"]
+    return params["w"][int(flag[1])]
+
+
+class Branching:
+    def __call__(self, x):
+        return float(x)
+
+    def method(self, x):
+        return int(x)
+
+
+NAMED = {
+    "branching": (branching, ({"w": W}, [1, W[0, 0]], X[0, 0]), "more[0]"),
+    "partial": (functools.partial(branching, {"w": W}), ([1, W[0, 0]], -1.0), "flag[1]"),
+    "__call__": (Branching(), (W[0, 0],), "x"),
+    "method": (Branching().method, (W[0, 0],), "x"),
+    "jit": (jax.jit(branching), ({"w": W}, [1, W[0, 0]], X[0, 0]), "more[0]"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_errors_of_jax_speak_of_the_function_and_its_arguments(name):
+    function, args, argument = NAMED[name]
+    with pytest.raises(TypeError) as caught:
+        autocast(function)(*args)
+    own = {"partial": "branching", "jit": "branching"}.get(name, name)
+    assert f"while tracing the function {own} at {__file__}:" in str(caught.value)
+    assert f"the argument {argument}" in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:flax.*")
+def test_so_they_do_of_parameters_in_modules():
+    nnx = pytest.importorskip("flax.nnx")
+    layer = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"the argument args\[0\].*bias"):
+        autocast(lambda layer, x: x if layer.bias[...][0] > 0 else layer(x))(layer, X)
+
+
 BAD = [
     (
         lambda: autocast(3),
@@ -161,6 +202,11 @@ BAD = [
         RuleError,
         "got 'lax::dot_generl'. Did you mean 'lax::dot_general'",
     ),
+    (
+        lambda: autocast(jnp.sin, "mixed_float16, rules=halfstep-1 + matmul[device=gpu]=full")(X),
+        RuleError,
+        "got device=gpu for 'matmul'. Write device=cuda",
+    ),
     (lambda: autocast(jnp.sin, scale=-1.0), ScaleError, "scale to be a number above 0.*got -1.0"),
     (
         lambda: autocast(jnp.sin, "mixed_float16", scale="dynamic"),
@@ -175,7 +221,7 @@ BAD = [
     (
         lambda: autocast(jnp.sin, "mixed_float16", scale=jnp.ones(3)),
         ScaleError,
-        r"array of one.*got Array\(",
+        r"array of one.*got an array of shape \(3,\)\. Write scale=1024\.0",
     ),
     (lambda: autocast("float32"), UsageError, r"Write @autocast\(policy='float32'\)"),
     (lambda: autocast(Policy()), UsageError, r"Write @autocast\(policy=Policy\("),

@@ -5,7 +5,7 @@ import pytest
 from jax import numpy as jnp
 
 import halfstep.jax
-from halfstep.jax import autocast, diagnose
+from halfstep.jax import autocast, diagnose, loss_scale
 from tests.jax.diagnosing import half, is_fine, scoped, single
 
 
@@ -93,6 +93,49 @@ def test_bfloat16_where_there_is_no_scope():
     remedy = diagnose(lambda x: x @ x, half(300, 300)).first.remedy
     assert pasted(remedy) is jnp.bfloat16
     assert not diagnose(lambda x: x @ x, half(300, 300).astype(jnp.bfloat16))
+
+
+WIDE = jnp.full((64, 8), 1e3), jnp.full((8, 4), 0.01)
+
+
+def summed(w, x, weights=(1.0, 1.0, 1.0, 1.0)):
+    return jnp.sum(scoped("head", jnp.matmul)(x, w) * jnp.array(weights, jnp.float32))
+
+
+@pytest.mark.parametrize("compile", [lambda function: function, jax.jit])
+def test_a_lower_scale_where_it_alone_makes_a_sum_overflow(compile):
+    x, w = WIDE
+    fault = diagnose(compile(autocast(summed, "mixed_float16")), w, x, argnums=0).first
+    assert (fault.module, fault.operation, fault.phase) == ("head", "dot_general", "backward")
+    assert fault.remedy.startswith("halfstep.jax.autocast(f, policy, scale=64.0)  # in place of 10")
+    mended = pasted(fault.remedy, f=summed, policy="mixed_float16")
+    assert jnp.allclose(jax.grad(mended)(w, x), jax.grad(summed)(w, x), rtol=1e-2)
+    assert not diagnose(mended, w, x, argnums=0)
+    higher = autocast(summed, "mixed_float16", scale=2.0**14)
+    assert "scale=64.0" in diagnose(higher, w, x, argnums=0).first.remedy
+
+
+def test_a_lower_scale_is_not_told_where_it_loses_gradients():
+    x, w = WIDE
+    cast = autocast(lambda w, x: summed(w, x, (1.0, 4e-9, 4e-9, 4e-9)), "mixed_float16")
+    remedy = diagnose(cast, w, x, argnums=0).first.remedy
+    assert "scale=" not in remedy
+    assert remedy.endswith("# in place of the f that runs in head")
+
+
+def test_a_lower_loss_scale_where_the_loss_is_scaled():
+    x, w = (each.astype(jnp.float16) for each in WIDE)
+
+    def loss(w, x, state):
+        return state.scale(jnp.mean((x @ w).astype(jnp.float32)))
+
+    def fault(text):
+        state = loss_scale(text.partition("=")[2].partition("  #")[0].strip('"'))
+        return diagnose(loss, w, x, state, argnums=0).first
+
+    remedy = fault('loss_scale="dynamic(init_scale=65536.0)"').remedy
+    assert remedy == 'loss_scale="dynamic(init_scale=256.0)"  # in place of 65536.0'
+    assert fault(remedy) is None
 
 
 def test_nothing_is_told_that_does_not_help():

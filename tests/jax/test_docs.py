@@ -32,6 +32,13 @@ def test_the_block_of_the_readme_runs():
     assert names["gradient"].tolist() == [[4.0, 4.0]] * 4
 
 
+def test_the_blocks_of_the_rules_run():
+    names = {}
+    for code in marked((DOCS / "rules.md").read_text(), "tests/jax runs it"):
+        exec(code, names)
+    assert names["row"].operation == "lax::square"
+
+
 @pytest.mark.slow
 def test_the_blocks_of_the_doctor_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -1,3 +1,4 @@
+import functools
 import json
 import re
 
@@ -85,6 +86,74 @@ def test_a_rule_for_a_scope_that_is_not_there_is_told_of():
         with pytest.warns(UnmatchedRuleWarning, match="such as 'head'"):
             asked()
     explain(headed, inputs, policy=policy.replace("haed", "he*"))
+    with pytest.warns(UnmatchedRuleWarning, match=r"has a path: in JAX, open a jax\.named_scope"):
+        explain(jnp.matmul, inputs, inputs, policy=policy)
+
+
+def mean(w, x):
+    with jax.named_scope("head"):
+        return jnp.mean(jnp.tanh(x @ w) @ w)
+
+
+GRADIENTS = [
+    ("float16", lambda cast: jax.grad(cast)),
+    ("bfloat16", lambda cast: jax.jit(jax.value_and_grad(cast))),
+    ("float16", lambda cast: jax.grad(jax.jit(cast))),
+    ("bfloat16", lambda cast: lambda w, x: w - 0.1 * jax.grad(cast)(w, x)),
+    ("float16", lambda cast: functools.partial(jax.vmap(jax.grad(cast), (None, 0)), W)),
+]
+
+
+@pytest.mark.parametrize(("low", "build"), GRADIENTS)
+def test_the_gradient_of_what_autocast_made_is_explained_as_it_runs(low, build):
+    cast = autocast(mean, f"mixed_{low}")
+    function = build(cast)
+    args = (X[None],) if isinstance(function, functools.partial) else (W, X)
+    function(*args)  # What JAX knows already is told of as well.
+    rows = explain(function, *args).rows
+    products = [row for row in rows if row.operation == "lax::dot_general"]
+    assert {(row.action, row.runs_in, row.module) for row in products} == {
+        ("lower", low, "head"),
+        ("gradient", low, "head"),
+    }
+    assert products[0].reason.startswith("Matrix products")
+    assert products[-1].reason == "It belongs to the gradient of lax::dot_general."
+    of_tanh = [row for row in rows if row.reason.endswith("gradient of lax::tanh.")]
+    assert {row.runs_in for row in of_tanh} == {low}
+    assert explain(function, *args).rows == rows
+
+
+def test_a_function_with_a_derivative_of_its_own_is_explained_in_a_gradient():
+    def silu(w, x):
+        return jnp.mean(jax.nn.silu(x @ w))
+
+    rows = explain(jax.grad(autocast(silu, "mixed_bfloat16")), W, X).rows
+    assert {row.action for row in rows if row.operation == "lax::logistic"} == {"widest"}
+    assert all(row.action != "as written" for row in rows)
+
+
+def test_a_gradient_is_not_explained_with_another_policy():
+    gradient = jax.grad(autocast(mean))
+    with pytest.raises(UsageError, match=r"got policy='float32' beside its own.* Leave it out"):
+        explain(gradient, W, X, policy="float32")
+
+
+def test_what_is_in_no_region_is_told_so():
+    def step(w, x):
+        return jnp.exp(autocast(mean)(w, x))
+
+    found = {row.operation: row for row in explain(step, W, X).rows}
+    assert (found["lax::exp"].action, found["lax::exp"].runs_in) == ("as written", "float32")
+    assert found["lax::dot_general"].runs_in == "bfloat16"
+
+
+def test_a_number_that_follows_is_told_so():
+    rows = explain(lambda w: 0.5 * (w @ w), W[0]).rows
+    (row,) = [each for each in rows if each.operation == "lax::mul"]
+    assert (row.inputs, row.runs_in) == (("float32", "bfloat16"), "bfloat16")
+    assert row.reason.endswith("A number that the program holds follows the others.")
+    (row,) = [each for each in explain(lambda w: w * w[::-1], W).rows if each.action == "widest"]
+    assert "number" not in row.reason
 
 
 def test_what_is_no_function_is_refused():

@@ -4,7 +4,7 @@ import optax
 import pytest
 
 from halfstep.errors import NonFiniteError, UsageError
-from halfstep.jax import apply_if_finite, check_skips, nonfinite
+from halfstep.jax import apply_if_finite, check_skips, jmp, nonfinite
 from tests.jax.compiling import Compiled
 
 
@@ -34,9 +34,13 @@ def test_a_standstill_is_an_error_that_names_the_leaves():
     assert str(caught.value) == (
         "apply_if_finite needs fewer than max_consecutive_errors=2 skipped steps in a row, got 2, "
         f"because gradients were not finite. Leaves with non-finite gradients: {shown} and 2 more. "
-        "Compute what is behind them in float32, use bfloat16, or lower the learning rate; if the "
-        "loss itself is not finite, no loss scale helps. halfstep.jax.diagnose(function, "
-        "*arguments), or halfstep doctor on the script, tells the operation."
+        "Where a region of halfstep.jax.autocast brings gradients to 1024, which is too much for "
+        "some sums in float16, write autocast(f, policy, scale=64.0), or give it this state as "
+        'scale=, with apply_if_finite(..., loss_scale="dynamic"), which comes down by itself. '
+        "Otherwise compute what is behind them in float32, use bfloat16, or lower the learning "
+        "rate; if the loss itself is not finite, no loss scale helps. "
+        "halfstep.jax.diagnose(function, *arguments), or halfstep doctor on the script, tells the "
+        "operation."
     )
     with pytest.raises(NonFiniteError, match="Pass params to be told which ones"):
         check_skips(state)
@@ -55,6 +59,22 @@ def test_an_overflow_at_the_floor_is_an_error_that_says_so(hysteresis, steps):
         check_skips(state, weight)
     _, state = optimizer.update(jnp.float32(1.0), state)
     check_skips(state)
+
+
+def test_the_scale_is_named_that_may_be_to_blame():
+    for rule, text in (
+        ("static(4096.0)", "the scale, 4096, is too much for a sum in float16, lower it; a region"),
+        ("dynamic(init_scale=4096.0)", "the scale, 2048, .* lower init_scale; a region of"),
+        ("dynamic(init_scale=4.0, min_scale=2.0)", "the scale, 2, .* lower min_scale; a region of"),
+        (
+            jmp.DynamicLossScale(4096.0),
+            "the scale, 2048, is too much for a sum in float16, lower it",
+        ),
+    ):
+        optimizer = apply_if_finite(optax.sgd(0.1), 1, loss_scale=rule)
+        _, state = optimizer.update(jnp.float32(jnp.inf), optimizer.init(jnp.float32(1.0)))
+        with pytest.raises(NonFiniteError, match=f"{text}.*scale=.*diagnose"):
+            check_skips(state)
 
 
 def test_errors():

@@ -12,7 +12,7 @@ _FROM = {
     "halfstep": ("Policy", "Rules"),
     "halfstep.torch": ("GradScaler", "autocast", "keep_masters", "prepare", "set_global_policy"),
 }
-_WHOLE = {"torch": "import torch", "halfstep": "import halfstep.keras"}
+_WHOLE = re.compile(r"(?<![\w.])(torch|halfstep\.(?:keras|jax))(?=\.)")
 # A name that is neither an attribute nor within a name, and is used as what it is imported for.
 _USED = re.compile(r"(?<![\w.])(\w+)(?=[(.])")
 
@@ -28,8 +28,9 @@ def complete(text: str) -> str:
         import halfstep.keras
         halfstep.keras.set_global_policy('mixed_bfloat16')
     """
-    used = {each for line in text.splitlines() for each in _USED.findall(line.partition("  #")[0])}
-    lines = [text for name, text in _WHOLE.items() if name in used]
+    code = "\n".join(line.partition("  #")[0] for line in text.splitlines())
+    used, whole = set(_USED.findall(code)), dict.fromkeys(_WHOLE.findall(code))
+    lines = [f"import {name}" for name in whole]
     for module, names in _FROM.items():
         found = ", ".join(name for name in names if name in used)
         lines += [f"from {module} import {found}"] if found else []

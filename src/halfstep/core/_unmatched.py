@@ -4,6 +4,8 @@ import difflib
 import fnmatch
 from collections.abc import Collection, Iterable
 
+_NO_PATHS = "Nothing that ran has a path: in JAX, open a jax.named_scope around it."
+
 
 class UnmatchedRuleWarning(UserWarning):
     """A rule is limited to modules that do not exist.
@@ -35,7 +37,8 @@ There are paths such as 'head'.
 
 def _text(pattern: str, paths: list[str]) -> str:
     near = difflib.get_close_matches(pattern, paths, n=3) or sorted(paths)[:3]
+    there = f"There are paths such as {', '.join(map(repr, near))}." if near else _NO_PATHS
     return (
         f"The rules are limited to modules where={pattern!r}, and no module that ran has such a "
-        f"path. There are paths such as {', '.join(map(repr, near))}."
+        f"path. {there}"
     )

@@ -8,9 +8,12 @@ from halfstep.diagnose._heard import Evidence
 from halfstep.launch import own_policies
 
 _SCALERS = {
-    False: "scaler = GradScaler(init_scale=2.0**{power})",
-    True: "optimizer = halfstep.keras.LossScaleOptimizer(optimizer, initial_scale=2.0**{power})",
+    "": "scaler = GradScaler(init_scale=2.0**{power})",
+    "keras": "optimizer = halfstep.keras.LossScaleOptimizer(optimizer, initial_scale=2.0**{power})",
+    "jax": 'loss_scale = halfstep.jax.loss_scale("dynamic(init_scale={scale!r})")',
 }
+_REGION_OF_JAX = "halfstep.jax.autocast(f, policy, scale={scale!r})"
+_BFLOAT16_OF_JAX = 'halfstep.jax.autocast(f, "mixed_bfloat16")'
 _MASTERS = "keep_masters(optimizer)  # once the optimizer is made"
 _EVERYWHERE = "set_global_policy(policy)  # or prepare(..., policy=policy), if the script does that"
 _AGAIN = "region = prepare(model, optimizer, policy=policy)  # in place of how it was prepared"
@@ -19,11 +22,15 @@ _REASON = "Its values need the range."
 
 def scaled(evidence: Evidence, ranges: Ranges) -> str:
     """Returns the scale to write, for a region or for a scaler, empty for the one in force."""
-    if evidence.run.regions and not _in_keras(evidence) and ranges.region_scale is not None:
-        return _by_policy(evidence, scale=f"dynamic(init_scale={ranges.region_scale!r})")
+    framework, scale = _framework(evidence), ranges.region_scale
+    # What enters a region of JAX is only known where there is one.
+    if framework == "jax" and scale is not None:
+        return complete(_REGION_OF_JAX.format(scale=scale))
+    if framework == "" and evidence.run.regions and scale is not None:
+        return _by_policy(evidence, scale=f"dynamic(init_scale={scale!r})")
     if ranges.power is None:
         return ""
-    return complete(_SCALERS[_in_keras(evidence)].format(power=ranges.power))
+    return complete(_SCALERS[framework].format(power=ranges.power, scale=ranges.scale))
 
 
 def with_rule(evidence: Evidence, ranges: Ranges, module: str) -> str:
@@ -32,7 +39,7 @@ def with_rule(evidence: Evidence, ranges: Ranges, module: str) -> str:
     rules = _policy(evidence).rules if evidence.run.regions else Rules()
     for family in row.families:
         rules = rules.with_rule(family, "full", where=glob.escape(row.where), reason=_REASON)
-    if not row.families or evidence.half:
+    if not row.families or evidence.half or _framework(evidence) == "jax":
         return ""
     if evidence.run.regions or _in_keras(evidence):
         return _by_policy(evidence, rules=rules)
@@ -45,6 +52,8 @@ def in_bfloat16(evidence: Evidence) -> str:
     """Returns what trains in bfloat16, empty where that is so already."""
     if evidence.half:
         return ""
+    if _framework(evidence) == "jax":
+        return complete(_BFLOAT16_OF_JAX)
     if not evidence.run.regions and not _in_keras(evidence):
         return complete("lower = autocast(dtype=torch.bfloat16)  # in place of the script's own")
     lower = Policy.named("mixed_bfloat16")
@@ -56,8 +65,14 @@ def with_masters() -> str:
     return complete(_MASTERS)
 
 
+def _framework(evidence: Evidence) -> str:
+    """Returns "keras" or "jax", empty for PyTorch."""
+    versions = dict(evidence.report.versions)
+    return next((name for name in ("keras", "jax") if name in versions), "")
+
+
 def _in_keras(evidence: Evidence) -> bool:
-    return "keras" in dict(evidence.report.versions)
+    return _framework(evidence) == "keras"
 
 
 def _policy(evidence: Evidence) -> Policy:

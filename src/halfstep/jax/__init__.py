@@ -13,13 +13,13 @@ from halfstep.core import UnmatchedRuleWarning as UnmatchedRuleWarning
 from halfstep.jax._autocast import autocast as autocast
 from halfstep.jax._diagnose import diagnose as diagnose
 from halfstep.jax._explain import Explanation as Explanation
-from halfstep.jax._explain import OperationRow as OperationRow
 from halfstep.jax._explain import explain as explain
 from halfstep.jax._finite import all_finite as all_finite
 from halfstep.jax._finite import select_tree as select_tree
 from halfstep.jax._masters import WithMastersState as WithMastersState
 from halfstep.jax._masters import master_params as master_params
 from halfstep.jax._masters import with_masters as with_masters
+from halfstep.jax._rows import OperationRow as OperationRow
 from halfstep.jax._scale import DynamicLossScale as DynamicLossScale
 from halfstep.jax._scale import NoOpLossScale as NoOpLossScale
 from halfstep.jax._scale import StaticLossScale as StaticLossScale

@@ -8,6 +8,9 @@ import jax
 from jax import numpy as jnp
 
 from halfstep.jax import _modules
+from halfstep.jax._private import speaking_of
+
+ROOTS = ("args", "kwargs")
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,12 @@ class Traced:
     finish: Callable[[Sequence[Any]], Any]
 
 
+def _names(arguments: Any) -> list[str]:
+    """Returns what the arrays in modules and in other arguments are called."""
+    paths = (path for path, _ in _modules.leaves_with_path(arguments))
+    return [f"{ROOTS[root.idx]}{jax.tree_util.keystr(tuple(rest))}" for root, *rest in paths]
+
+
 def traced(
     function: Callable[..., Any],
     arguments: tuple[tuple[Any, ...], dict[str, Any]],
@@ -92,7 +101,9 @@ def traced(
         results.append(result)
         return found
 
-    closed = jax.make_jaxpr(run)(*operands)
+    names = None if held.tree is arguments else _names(arguments)
+    told = speaking_of(run, function, *arguments, given.places, names)
+    closed = jax.make_jaxpr(told)(*operands)
 
     def finish(arrays: Sequence[Any]) -> Any:
         out, changes = results[-1].joined(arrays)

@@ -11,7 +11,7 @@ import jax
 
 from halfstep.core import Policy, Rules, overriding_policy
 from halfstep.errors import PolicyError, UsageError
-from halfstep.jax import _leaks, _tracing
+from halfstep.jax import _keywords, _leaks, _tracing
 from halfstep.jax._arguments import Traced, is_real, traced
 from halfstep.jax._interpret import (
     FLOAT32,
@@ -50,7 +50,12 @@ def autocast(
 
 
 def autocast(
-    function: Any = None, /, policy: Policy | str = "mixed_bfloat16", *, scale: Any = None
+    function: Any = None,
+    /,
+    policy: Policy | str = "mixed_bfloat16",
+    *more: Any,
+    scale: Any = None,
+    **others: Any,
 ) -> Any:
     """Returns a function whose operations run in the dtypes that a policy's rules say.
 
@@ -75,6 +80,8 @@ def autocast(
             below: a number, an array, or something that has one as `loss_scale` or `scale`.
             Default: that of the policy if it is static, and 1024 if it is dynamic, because nobody
             adapts it.
+        more: Nothing; what is given here is refused with what to write instead.
+        others: Likewise.
 
     Returns:
         The function in mixed precision.
@@ -84,9 +91,9 @@ def autocast(
         ScaleError: The scale is not a number above 0.
         RefusedOperationError: The rules refuse an operation; raised when it is called.
         RuleError: A rule names an operation that is not known; raised when it is called.
-        UsageError: It is no function that runs in one go, it is a layer that makes parameters while
-            it is called, or a backward that is not linear stands where it cannot be handed true
-            cotangents.
+        UsageError: It is no function that runs in one go, there is an argument that there is none
+            of, it is a layer that makes parameters while it is called, or a backward that is not
+            linear stands where it cannot be handed true cotangents.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -100,6 +107,7 @@ def autocast(
         >>> "bf16[3,2] = dot_general" in str(jax.make_jaxpr(loss)(weights, inputs))
         True
     """
+    _keywords.check(policy, more, others)
     asked = _checked(Policy.of(policy))
     initial_scale(asked, scale)
     if function is None:
@@ -117,7 +125,7 @@ def autocast(
             program = traced(called, ((*owner, *args), kwargs), is_real)
         return program.finish(_run(program, chosen, scale, nested=nested))
 
-    run.__dict__[_MADE] = asked
+    run.__dict__[_MADE] = (asked, run)
     return run
 
 
@@ -133,16 +141,22 @@ class _Decorator(functools.partial[Any]):
 
 def is_cast(function: Any) -> bool:
     """Returns whether `autocast` made a function, which may be wrapped by others such as `jit`."""
-    while not hasattr(function, _MADE) and hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return hasattr(function, _MADE)
+    while not hasattr(function, _MADE):
+        inner = function.func if isinstance(function, functools.partial) else None
+        function = getattr(function, "__wrapped__", inner)
+        if function is None:
+            return False
+    return True
 
 
 def uncast(function: Any) -> tuple[Any, Policy | None]:
     """Returns a function without `autocast`, compiled or not, and the policy that it had."""
+    if hasattr(type(function).__call__, _MADE):
+        function = function.__call__
     inner: Any = function.__dict__["__wrapped__"] if isinstance(function, _Jitted) else function
-    policy: Policy | None = getattr(inner, _MADE, None)
-    if policy is None:
+    policy, made = getattr(inner, _MADE, (None, None))
+    # What wraps it, as jax.grad does, has its attributes, too.
+    if made is not getattr(inner, "__func__", inner):
         return function, None
     plain = inner.__wrapped__
     return (types.MethodType(plain, inner.__self__) if inspect.ismethod(inner) else plain), policy
@@ -174,6 +188,11 @@ def _checked(policy: Policy) -> Policy:
 
 
 def _check_function(function: Any) -> None:
+    if _keywords.is_device(function):
+        raise UsageError(
+            f"autocast needs a function, got the device {function!r}. It runs where its arrays are:"
+            f" write @autocast(policy='mixed_bfloat16'). {_NO_CONTEXT}"
+        )
     if isinstance(function, str | Policy):
         raise UsageError(
             f"autocast needs a function, got the policy {function!r}. Write"
@@ -198,7 +217,8 @@ def _run(program: Traced, policy: Policy, scale: Any, *, nested: bool) -> Sequen
     if around is not None and policy.compute_dtype == "float16":
         warn_of_gradients(program.closed.jaxpr, policy)
     # What is around may scale, now or when what was compiled here is used again.
-    context = replace(context_of(policy), scaled=nested or around is not None)
+    scaled, note = nested or around is not None, _tracing.note()
+    context = replace(context_of(policy), scaled=scaled, note=note, twice=note is not None)
     run = lowered(program.closed, policy, context)
     region = run if around is None else functools.partial(_bounded, run, around)
     if nested:

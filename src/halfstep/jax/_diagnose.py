@@ -9,7 +9,7 @@ from halfstep.jax._diagnosing import _flow as _flow
 from halfstep.jax._diagnosing._programs import Program, forward, run, with_gradient
 from halfstep.jax._diagnosing._remedy import Trial
 from halfstep.jax._diagnosing._run import Key, Run
-from halfstep.jax._diagnosing._verdict import faults, keys_of, told
+from halfstep.jax._diagnosing._verdict import faults, told
 from halfstep.jax._interpret import FLOAT32
 
 
@@ -79,6 +79,5 @@ def _look(
         return done, []
     in_float32 = run(program, known=known, formats=lambda path: FLOAT32)
     found = faults(done, in_float32)
-    keys = keys_of(in_float32)
-    trial = Trial(program, written, known, tuple(found), keys, program.cast)
+    trial = Trial(program, written, known, tuple(found), in_float32, program.cast)
     return done, [told(each, name, in_float32, trial.remedy(each)) for each in found]

@@ -1,57 +1,24 @@
 """Which operation of a function runs in which dtype, and why."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
-from jax import numpy as jnp
 
 from halfstep.core import Policy
 from halfstep.errors import UsageError
 from halfstep.jax import _tracing
-from halfstep.jax._arguments import is_real, traced
-from halfstep.jax._autocast import lowered, parts, uncast
-from halfstep.jax._interpret import Context, Decision, Value, context_of
-from halfstep.jax._ops import MOVING, operation_name, plain_name
+from halfstep.jax._arguments import Traced, is_real, traced
+from halfstep.jax._autocast import is_cast, lowered, parts, uncast
+from halfstep.jax._interpret import Context, context_of
+from halfstep.jax._ran import ran
+from halfstep.jax._rows import OperationRow, rows_of
 from halfstep.jax._unmatched import warn_of_unmatched
 
 _HEADER = ("operation", "module", "count", "shapes", "in", "runs in", "out", "rule", "why")
-
-
-@dataclass(frozen=True)
-class OperationRow:
-    """Operations of a function that are alike.
-
-    Args:
-        operation: Such as `lax::dot_general`.
-        module: The dotted path of the module, by the scopes that it opened; empty for none.
-        shapes: The shapes of its operands.
-        inputs: The dtypes in which its operands arrived.
-        runs_in: The dtype that it runs in.
-        outputs: The dtypes of its results.
-        action: What the rules say, or "as written" where they have no say.
-        reason: Why.
-        count: How often; the body of a loop counts once.
-
-    Example:
-        >>> shapes, floats = ((2, 2),), ("float32",)
-        >>> row = OperationRow("lax::exp", "", shapes, floats, "float32", floats, "full", "Grows.")
-        >>> row.count
-        1
-    """
-
-    operation: str
-    module: str
-    shapes: tuple[tuple[int, ...], ...]
-    inputs: tuple[str, ...]
-    runs_in: str
-    outputs: tuple[str, ...]
-    action: str
-    reason: str
-    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -98,13 +65,15 @@ def explain(
 ) -> Explanation:
     """Returns which operation of a function runs in which dtype, and why.
 
-    The function is traced, not run. Operations that only move values are not listed.
+    The function is traced, not run. Operations that only move values are not listed. A function
+    that calls what `autocast` made, as its gradient does, is shown as it runs, with the operations
+    of the gradient, which run in the dtypes of those that they belong to.
 
     Args:
-        function: The function, with or without `autocast`.
+        function: The function, with or without `autocast`, such as `jax.grad(autocast(loss))`.
         args: What it is called with, or `jax.ShapeDtypeStruct` in place of arrays.
-        policy: The policy, or its text form. Default: that of a function that `autocast` made, and
-            "mixed_bfloat16" for any other.
+        policy: The policy, or its text form. Default: those of the functions that `autocast` made,
+            and "mixed_bfloat16" where there are none.
         kwargs: The arguments by name.
 
     Raises:
@@ -121,32 +90,46 @@ def explain(
     """
     function, chosen = _asked(function, policy)
     called, owner = parts(function)
-    with _tracing.inside():
-        program = traced(called, ((*owner, *args), kwargs), _is_operand)
-    warn_of_unmatched(program.closed.jaxpr, chosen.rules)
-    found: Counter[OperationRow] = Counter()
-    context = replace(context_of(chosen), note=lambda *told: found.update(_rows(*told)))
-    jax.make_jaxpr(_runner(program.closed, chosen, context))(*program.operands)
+    trace = partial(traced, called, ((*owner, *args), kwargs), _is_operand)
+    running = ran(trace) if chosen is None else None
+    if running is not None:
+        return _counted(running)
+    return _counted(_planned(trace, chosen or Policy.named("mixed_bfloat16")))
+
+
+def _counted(rows: Iterable[OperationRow]) -> Explanation:
+    found = Counter(rows)
     return Explanation(tuple(replace(row, count=count) for row, count in found.items()))
 
 
-def _asked(function: Any, policy: Policy | str | None) -> tuple[Any, Policy]:
-    """Returns a function without `autocast`, and the policy that it is explained with."""
+def _planned(trace: Callable[[], Traced], chosen: Policy) -> list[OperationRow]:
+    """Returns what a function would run in under a policy."""
+    with _tracing.inside():
+        program = trace()
+    warn_of_unmatched(program.closed.jaxpr, chosen.rules)
+    found: list[OperationRow] = []
+    context = replace(context_of(chosen), note=lambda *told: found.extend(rows_of(*told)))
+    jax.make_jaxpr(_runner(program.closed, chosen, context))(*program.operands)
+    return found
+
+
+def _asked(function: Any, policy: Policy | str | None) -> tuple[Any, Policy | None]:
+    """Returns a function without `autocast`, and the policy to explain it with, if any."""
     if not callable(function):
         raise UsageError(
             f"explain needs a function, got {function!r}. Write explain(function, *arguments),"
             " without calling the function."
         )
     plain, own = uncast(function)
-    if own is None:
-        return plain, Policy.of("mixed_bfloat16" if policy is None else policy)
-    if policy is not None:
+    if policy is None:
+        return plain, own
+    if own is not None or is_cast(function):
         raise UsageError(
             "explain needs no policy for a function that autocast made, got"
-            f" policy={str(policy)!r} beside its own, {str(own)!r}. Leave it out, or write"
-            " explain(function.__wrapped__, ..., policy=...)."
+            f" policy={str(policy)!r} beside its own{own and f', {str(own)!r}'}. Leave it out, or"
+            " write explain(function.__wrapped__, ..., policy=...)."
         )
-    return plain, own
+    return plain, Policy.of(policy)
 
 
 def _runner(closed: Any, policy: Policy, context: Context) -> Callable[..., Sequence[Any]]:
@@ -156,44 +139,6 @@ def _runner(closed: Any, policy: Policy, context: Context) -> Callable[..., Sequ
 
 def _is_operand(leaf: Any) -> bool:
     return is_real(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
-
-
-def _rows(
-    equation: Any,
-    module: str,
-    operands: Sequence[Value],
-    results: Sequence[Value],
-    decision: Decision,
-) -> list[OperationRow]:
-    """Returns the row of an operation, or none where it only moves values."""
-    name = equation.primitive.name
-    if plain_name(name) in MOVING and decision.action == "keep":
-        return []
-    real = [each for each in operands if _is_real_dtype(each.dtype)]
-    row = OperationRow(
-        operation=operation_name(name),
-        module=module,
-        shapes=tuple(var.aval.shape for var in equation.invars),
-        inputs=tuple(str(each.dtype) for each in real),
-        runs_in=_ran_in(equation, real, decision),
-        outputs=tuple(str(each.dtype) for each in results),
-        action=decision.action,
-        reason=decision.reason,
-    )
-    return [row]
-
-
-def _ran_in(equation: Any, real: Sequence[Value], decision: Decision) -> str:
-    if decision.dtype is not None:
-        return np.dtype(decision.dtype).name
-    if decision.action == "as written":
-        dtypes = (var.aval.dtype for var in equation.invars if hasattr(var.aval, "dtype"))
-        return " ".join(dict.fromkeys(str(each) for each in dtypes if _is_real_dtype(each)))
-    return " ".join(dict.fromkeys(str(each.dtype) for each in real))
-
-
-def _is_real_dtype(dtype: Any) -> bool:
-    return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
 def _cells(row: OperationRow) -> tuple[str, ...]:

@@ -30,6 +30,11 @@ class Factor(NamedTuple):
     inverse: Any
 
 
+def neutral() -> Factor:
+    """Returns the factor of what is not scaled."""
+    return Factor(jnp.float32(1), jnp.float32(1))
+
+
 def choose(scale: Any, arrays: Sequence[Any], axes: tuple[str, ...]) -> Factor:
     """Returns the factor for what enters.
 
@@ -86,22 +91,27 @@ def _power_of_two(number: Any) -> Any:
     return lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def shared_axes(equations: Iterable[Any]) -> tuple[str, ...]:
+def shared_axes(equations: Iterable[Any], but: str = "") -> tuple[str, ...]:
     """Returns the mesh axes over which equations combine values of several devices.
 
     Those that an equation maps over by itself exist only inside of it.
+
+    Args:
+        equations: The equations.
+        but: The names of primitives that do not count.
     """
-    return tuple(dict.fromkeys(_axes(equations)))
+    return tuple(dict.fromkeys(_axes(equations, but.split())))
 
 
-def _axes(equations: Iterable[Any]) -> Iterator[str]:
+def _axes(equations: Iterable[Any], but: Sequence[str]) -> Iterator[str]:
     for equation in equations:
-        for name in ("axes", "axis_name"):
+        names = () if equation.primitive.name in but else ("axes", "axis_name")
+        for name in names:
             given = equation.params.get(name, ())
             yield from (axis for axis in _tuple(given) if isinstance(axis, str))
         bound = _bound(equation)
         for inner in sub_jaxprs(equation.params):
-            yield from (axis for axis in _axes(inner.eqns) if axis not in bound)
+            yield from (axis for axis in _axes(inner.eqns, but) if axis not in bound)
 
 
 def _bound(equation: Any) -> Iterable[str]:

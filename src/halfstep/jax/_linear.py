@@ -12,17 +12,14 @@ from typing import Any
 
 import jax
 from jax import numpy as jnp
-from jax.extend.core import Primitive
 from jax.extend.core.primitives import stop_gradient_p
 from jax.interpreters import ad, batching, mlir
 
 from halfstep.errors import UsageError
 from halfstep.jax._linearity import is_linear
-from halfstep.jax._private import Zero, batched, eval_jaxpr, mapped, without_consts
+from halfstep.jax._primitives import linear_p
+from halfstep.jax._private import Zero, asked, batched, eval_jaxpr, mapped, without_consts
 from halfstep.jax._scaled import run_scaled
-
-linear_p = Primitive("halfstep_linear")
-linear_p.multiple_results = True
 
 
 @dataclass(frozen=True)
@@ -93,11 +90,9 @@ mlir.register_lowering(linear_p, mlir.lower_fun(_run, multiple_results=True))
 def _transpose(
     cotangents: Sequence[Any], scale: Any, *operands: Any, jaxpr: Any, held: int, **_: Any
 ) -> list[Any]:
-    asked = [ad.is_undefined_primal(each) for each in operands[held:]]
     live = [place for place, each in enumerate(cotangents) if not isinstance(each, Zero)]
     given = [
-        each.aval if is_asked else jax.typeof(each)
-        for each, is_asked in zip(operands[held:], asked, strict=True)
+        each.aval if ad.is_undefined_primal(each) else jax.typeof(each) for each in operands[held:]
     ]
 
     def run(*arrays: Any) -> tuple[Any, ...]:
@@ -110,8 +105,7 @@ def _transpose(
     entering = [cotangents[place] for place in live]
     closed = jax.make_jaxpr(run)(*operands[:held], *entering)
     out = linear_map(scale, closed, operands[:held], entering, scaled=True)
-    pairs = zip(out, asked, strict=True)
-    return [None] * (1 + held) + [each if is_asked else None for each, is_asked in pairs]
+    return asked(out, (scale, *operands), 1 + held)
 
 
 ad.primitive_transposes[linear_p] = _transpose

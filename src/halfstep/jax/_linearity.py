@@ -8,6 +8,7 @@ from itertools import compress
 from typing import Any
 
 from halfstep.jax._ops import plain_name
+from halfstep.jax._primitives import linear_p
 from halfstep.jax._private import Literal, sub_jaxprs
 
 _IN_ALL = """
@@ -19,7 +20,9 @@ _IN_ALL = """
 """
 _IN_ONE = "mul dot_general conv_general_dilated ragged_dot_general"
 _IN_FIRST = "div gather dynamic_slice select_and_scatter_add select_and_gather_add"
-_CALLS = "jit pjit closed_call core_call remat2 checkpoint remat cond shard_map halfstep_linear"
+_CALLS = f"""
+    jit pjit closed_call core_call remat2 checkpoint remat cond shard_map {linear_p.name}
+"""
 
 Moves = Sequence[bool]
 

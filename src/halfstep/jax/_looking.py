@@ -11,6 +11,7 @@ from halfstep import core
 from halfstep.core import Cast, Diagnosis, Ranges, emit, quiet
 from halfstep.jax import _autocast
 from halfstep.jax._diagnose import diagnose
+from halfstep.jax._ranges import ranges
 from halfstep.jax._signs import Signs, finite, power_of, signs_of
 from halfstep.jax._steps import Call, Steps, Undo
 
@@ -30,15 +31,14 @@ _DONATED = (
     "Donated arguments were kept while the script was examined, so it needed more memory than it "
     "does by itself."
 )
-
-_UNCOUNTED = "How large numbers are is not counted in functions of JAX, so no ranges are shown."
+_UNCOUNTED = "How large the numbers of a step are could not be counted: {why}"
 
 
 class Seen(NamedTuple):
     """What a look at the numbers of a step has shown.
 
     Args:
-        ranges: Their magnitudes, of which nothing is known here.
+        ranges: Their magnitudes.
         power: The exponent of the scale that multiplied the gradients.
         casts: What was cast.
     """
@@ -94,6 +94,7 @@ class Looking:
         self._now: Call | None = None
         self._known: int | None = None
         self._policies: dict[str, None] = {}
+        self._uncounted = ""
 
     def start(self) -> Undo:
         """Begins to watch, and returns what ends it."""
@@ -126,7 +127,8 @@ class Looking:
             return
         policies = ", ".join(self._policies)
         yield _RAN_UNDER.format(policies=policies) if policies else _AS_WRITTEN
-        yield _UNCOUNTED
+        if self._uncounted:
+            yield _UNCOUNTED.format(why=self._uncounted)
         if self._steps.donated:
             yield _DONATED
 
@@ -159,13 +161,27 @@ class Looking:
         except Exception:  # of a library whose functions only run where it has prepared for them
             return Diagnosis()
 
+    def _counted(self, step: Call, scale: float) -> tuple[Ranges, int]:
+        """Returns the magnitudes where gradients are taken, or else in the whole step."""
+        try:
+            call = self._steps.inside(step)
+            return ranges(
+                call.given.function, call.args, call.kwargs, scale=scale, **call.given.options
+            )
+        except Exception as error:  # of a function that is anybody's
+            self._uncounted = f"{type(error).__name__}: {error}".splitlines()[0]
+            return Ranges(), power_of(scale)
+
     def ranges(self, scale: float) -> Seen | None:
-        """Returns what is known of the numbers of the step, None where there is none.
+        """Returns how the numbers of the step lie in each format, None where there is none.
 
         Args:
             scale: What the loss was multiplied by.
         """
-        return Seen(Ranges(), power_of(scale)) if self.has_calls else None
+        if self._now is None:
+            return None
+        with self._steps.unseen(), quiet(*_EVENTS):
+            return Seen(*self._counted(self._now, scale))
 
     def _taken(self, call: Call) -> None:
         if self._known is None:

@@ -9,13 +9,15 @@ from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr
-from jax.interpreters import partial_eval
+from jax.interpreters import ad, partial_eval
 
 from halfstep.errors import UnsupportedVersionError
 
 SUPPORTED = "0.9"
 
 _NEEDED = (
+    "api_util.debug_info",
+    "api_util.fun_sourceinfo",
     "config.trace_context",
     "core.Literal",
     "core.ShapedArray",
@@ -67,6 +69,8 @@ eval_jaxpr = found("core.eval_jaxpr")
 _infer = found("interpreters.batching.infer")
 sub_jaxprs = found("core.jaxprs_in_params")
 _context = found("config.trace_context")
+_debug_info = found("api_util.debug_info")
+_sourceinfo = found("api_util.fun_sourceinfo")
 _wrap = found("linear_util.wrap_init")
 _names = found("source_info_util.current_name_stack")
 _user_context = found("source_info_util.user_context")
@@ -77,6 +81,33 @@ _OURS = str(Path(__file__).parents[1])
 _NO_SCOPES = ("", "rematted_computation")
 # Such as `transpose(jvp(encoder))`, which runs for the module `encoder`.
 _TRANSFORMED = re.compile(r"\w+\(([^()]*)\)")
+
+
+def speaking_of(
+    run: Callable[..., Any],
+    function: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    places: Sequence[int],
+    leaves: Sequence[str] | None = None,
+) -> Callable[..., Any]:
+    """Returns a function of arrays, in whose place errors of JAX speak of somebody's own.
+
+    Args:
+        run: The function of arrays.
+        function: The other one.
+        args: What that is called with; the object first that a method belongs to.
+        kwargs: The same by name.
+        places: Which of the leaves of those the arrays are.
+        leaves: What the leaves are called, where their own paths do not tell.
+    """
+    # An object that was made of a function, as by functools.partial, has no line of its own.
+    skipped = 1 if " at " not in _sourceinfo(function) and args else 0
+    known = _debug_info("autocast", args[0] if skipped else function, args[skipped:], kwargs)
+    every = leaves or [""] * len(jax.tree.leaves(args[:skipped])) + list(known.arg_names)
+    names = tuple(every[place] for place in places)
+    run.__dict__["__fun_debug_info__"] = known._replace(arg_names=names)
+    return run
 
 
 def trace_context() -> Any:
@@ -107,6 +138,12 @@ def varying_axes(arrays: Sequence[Any]) -> tuple[str, ...]:
     avals = [typeof(each) for each in arrays]
     found = [aval.mat.varying if hasattr(aval, "mat") else aval.vma for aval in avals]
     return tuple(sorted(frozenset[str]().union(*found)))
+
+
+def varying(array: Any, axes: Sequence[str]) -> Any:
+    """Returns an array of which JAX says that it differs along mesh axes."""
+    missing = tuple(axis for axis in axes if axis not in varying_axes([array]))
+    return jax.lax.pcast(array, missing, to="varying") if missing else array
 
 
 def without_consts(jaxpr: Any) -> Any:
@@ -141,6 +178,19 @@ def mapped(
     )
 
 
+def asked(found: Sequence[Any], operands: Sequence[Any], held: int) -> list[Any]:
+    """Returns the cotangents that a transposition is asked for.
+
+    Args:
+        found: Those of what moves.
+        operands: What is held, then what moves, which is not there where it is asked for.
+        held: How many operands are held.
+    """
+    pairs = zip(found, operands[held:], strict=True)
+    moving = [each if ad.is_undefined_primal(operand) else None for each, operand in pairs]
+    return [None] * held + moving
+
+
 def batched(
     function: Callable[..., Any], dims: Any, axis: Any, arrays: Sequence[Any]
 ) -> tuple[Any, list[Any]]:
@@ -152,6 +202,12 @@ def batched(
         return out
 
     return jax.make_jaxpr(run)(*arrays), found
+
+
+def used(jaxpr: Any, *, first_only: bool) -> list[bool]:
+    """Returns which operands of a program its results depend on, or its first result alone."""
+    wanted = [not (first_only and place) for place in range(len(jaxpr.outvars))]
+    return list(partial_eval.dce_jaxpr(jaxpr, wanted)[1])
 
 
 def manual_axes(equation: Any) -> Any:
@@ -169,11 +225,6 @@ def scope(equation: Any) -> str:
     while count:
         text, count = _TRANSFORMED.subn(r"\1", text)
     return ".".join(each for each in text.split("/") if each not in _NO_SCOPES)
-
-
-def is_transposed(equation: Any) -> bool:
-    """Returns whether an equation was made by going backward."""
-    return "transpose(" in str(equation.source_info.name_stack)
 
 
 def is_of_gradient(equation: Any) -> bool:

@@ -11,6 +11,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from halfstep.core import Policy
 from halfstep.errors import ScaleError
+from halfstep.jax._keywords import shown
 from halfstep.jax._linear import derivative
 
 # Where nobody adapts the scale, it leaves room for gradients that grow on their way.
@@ -39,14 +40,23 @@ def _number(given: Any) -> Any:
     if not is_array and not _is_positive(number):
         raise ScaleError(
             "autocast needs scale to be a number above 0, an array of one, or something with a"
-            f" loss_scale or scale, got {given!r}. {_remedy(given)}"
+            f" loss_scale or scale, got {_given(number, given)}. {_remedy(given)}"
         )
     return number
 
 
+def _given(number: Any, given: Any) -> str:
+    """Returns what was given in few words, which may be the whole state of an optimizer."""
+    if number is given:
+        return shown(given)
+    return f"a {type(given).__name__} that holds {shown(number)}"
+
+
 def _remedy(given: Any) -> str:
     if not isinstance(given, str):
-        return "Write for example scale=1024.0."
+        held = enumerate(given if isinstance(given, tuple) else ())
+        place = next((index for index, each in held if hasattr(each, "loss_scale")), None)
+        return f"Write scale={'1024.0, for example' if place is None else f'state[{place}]'}."
     with contextlib.suppress(ValueError):
         return f"Write scale={float(given)}, without quotes."
     return (

@@ -59,6 +59,20 @@ def checked_scale(thing: str, value: Any) -> Any:
     return scale
 
 
+class Scaling:
+    """What every loss scale does with trees, by its `loss_scale`."""
+
+    loss_scale: Any
+
+    def scale(self, tree: Tree) -> Tree:
+        """Returns the tree times the scale, at least in float32."""
+        return multiplied(tree, self.loss_scale)
+
+    def unscale(self, tree: Tree) -> Tree:
+        """Returns the tree over the scale, at least in float32."""
+        return divided(tree, self.loss_scale)
+
+
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class NoOpLossScale:
@@ -93,7 +107,7 @@ class NoOpLossScale:
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
-class StaticLossScale:
+class StaticLossScale(Scaling):
     """A scale that never changes.
 
     Args:
@@ -125,14 +139,6 @@ class StaticLossScale:
         object.__setattr__(self, "loss_scale", known)
         tell_flax(StaticLossScale)
 
-    def scale(self, tree: Tree) -> Tree:
-        """Returns the tree times the scale, at least in float32."""
-        return multiplied(tree, self.loss_scale)
-
-    def unscale(self, tree: Tree) -> Tree:
-        """Returns the tree over the scale, at least in float32."""
-        return divided(tree, self.loss_scale)
-
     def adjust(self, grads_finite: Any) -> Self:
         """Returns itself."""
         del grads_finite
@@ -140,7 +146,7 @@ class StaticLossScale:
 
 
 @dataclass(frozen=True)
-class DynamicLossScale:
+class DynamicLossScale(Scaling):
     """A scale that grows while gradients stay finite, and backs off when one does not.
 
     A tree of three arrays, a float32 and two int32; the rule belongs to its structure. So it goes
@@ -191,14 +197,6 @@ class DynamicLossScale:
         """Whether the scale backs off but can go no lower, on the device."""
         rule = LossScale.of(self.rule)
         return jnp.logical_and(rule.backoff_factor < 1.0, self.loss_scale <= rule.min_scale)
-
-    def scale(self, tree: Tree) -> Tree:
-        """Returns the tree times the scale, at least in float32."""
-        return multiplied(tree, self.loss_scale)
-
-    def unscale(self, tree: Tree) -> Tree:
-        """Returns the tree over the scale, at least in float32."""
-        return divided(tree, self.loss_scale)
 
     def adjust(self, grads_finite: Any) -> "DynamicLossScale":
         """Returns the scale after a step.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from halfstep.jax._factor import times
+from halfstep.jax._factor import Factor, times
 from halfstep.jax._interpret import holds_true, is_low
 from halfstep.jax._private import Literal, bind, sub_jaxprs
 from halfstep.jax._threaded import Around, flow, read
@@ -41,15 +41,12 @@ def run_scaled(jaxpr: Any, held: Sequence[Any], moving: Sequence[Any], scale: An
         moving: What it is linear in.
         scale: What the sum of magnitudes that enters a low format is brought below.
     """
-    parts = _parts(jaxpr, len(held))
-    values = dict(zip(jaxpr.invars, (*held, *moving), strict=True))
-    _run(parts.early, values)
+    parts, values = _begun(jaxpr, held, moving)
     if not parts.entering:
         _run(parts.late, values)
         return read(jaxpr.outvars, values)
-    entering = [values[var] for var in parts.entering]
     around = Around.of(scale, parts.late)
-    factors = dict(zip(parts.entering, around.factors(entering), strict=True))
+    factors = _factors(parts, values, around)
     inside = values | {var: times(factors[var].times, [values[var]])[0] for var in parts.entering}
     flow(parts.late, inside, factors, around)
     out = read(jaxpr.outvars, inside | values)
@@ -57,6 +54,32 @@ def run_scaled(jaxpr: Any, held: Sequence[Any], moving: Sequence[Any], scale: An
         times(factors[atom].inverse, [each])[0] if _in(atom, parts.scaled) else each
         for atom, each in zip(jaxpr.outvars, out, strict=True)
     ]
+
+
+def factors_of(jaxpr: Any, held: Sequence[Any], moving: Sequence[Any], scale: Any) -> list[Factor]:
+    """Returns by what such a program multiplies what enters a low format.
+
+    Args:
+        jaxpr: The program, without constants.
+        held: The values that it depends on otherwise.
+        moving: What it is linear in.
+        scale: What the sum of magnitudes that enters a low format is brought below.
+    """
+    parts, values = _begun(jaxpr, held, moving)
+    return list(_factors(parts, values, Around.of(scale, parts.late)).values())
+
+
+def _begun(jaxpr: Any, held: Sequence[Any], moving: Sequence[Any]) -> tuple[_Parts, dict[Any, Any]]:
+    """Returns the parts of a program, and the values once the early one has run."""
+    parts = _parts(jaxpr, len(held))
+    values = dict(zip(jaxpr.invars, (*held, *moving), strict=True))
+    _run(parts.early, values)
+    return parts, values
+
+
+def _factors(parts: _Parts, values: dict[Any, Any], around: Around) -> dict[Any, Factor]:
+    entering = [values[var] for var in parts.entering]
+    return dict(zip(parts.entering, around.factors(entering), strict=True))
 
 
 def _parts(jaxpr: Any, held: int) -> _Parts:

@@ -10,18 +10,21 @@ from itertools import compress
 from typing import Any, TypeAlias
 
 import jax
+from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from halfstep.errors import UsageError
-from halfstep.jax._factor import Factor, brought, choose, lowest, multiplied, shared_axes
+from halfstep.jax._factor import Factor, brought, choose, lowest, multiplied, neutral, shared_axes
 from halfstep.jax._interpret import holds_true
+from halfstep.jax._primitives import linear_p, true_p
 from halfstep.jax._private import (
     Literal,
     bind,
     located,
     manual_axes,
     trace,
+    varying,
     varying_axes,
     without_consts,
 )
@@ -36,13 +39,11 @@ class Around:
     Args:
         scale: What the sum of magnitudes is brought below.
         axes: The mesh axes over which all devices must choose the same factor.
-        anew: Whether what was handed true numbers is scaled anew where devices have to agree.
         varying: Whether devices have to agree wherever their numbers differ.
     """
 
     scale: Any
     axes: tuple[str, ...]
-    anew: bool = True
     varying: bool = False
 
     @classmethod
@@ -53,14 +54,19 @@ class Around:
     def factors(self, arrays: Sequence[Any]) -> list[Factor]:
         """Returns the factors of what enters: one, unless it may be of very different size."""
         if self.varying:
-            return [self._chosen([each]) for each in arrays]
-        return [self._chosen(arrays)] * len(arrays)
+            return [self.chosen([each]) for each in arrays]
+        return [self.chosen(arrays)] * len(arrays)
 
-    def renewed(self, arrays: Sequence[Any], factor: Factor) -> Factor:
-        """Returns the factor of what was computed of true numbers, which had one before."""
-        return self._chosen(arrays) if self.anew or not self._axes(arrays) else factor
+    def agreed(self, arrays: Sequence[Any], factor: Factor) -> tuple[list[Any], Factor]:
+        """Returns arrays with a factor for all devices, where each had one of its own."""
+        axes = self._axes(arrays)
+        if not axes:
+            return list(arrays), factor
+        after = Factor(lax.pmin(factor.times, axes), lax.pmax(factor.inverse, axes))
+        return [brought(each, factor, after) if _is_real(each) else each for each in arrays], after
 
-    def _chosen(self, arrays: Sequence[Any]) -> Factor:
+    def chosen(self, arrays: Sequence[Any]) -> Factor:
+        """Returns one factor for arrays."""
         return choose(self.scale, arrays, self._axes(arrays))
 
     def _axes(self, arrays: Sequence[Any]) -> tuple[str, ...]:
@@ -117,11 +123,7 @@ def _run(
     if not holds_true(equation):
         return bind(equation, arrays), factor
     handler = _HANDLERS.get(equation.primitive.name, _refuse)
-    return handler(equation, arrays, moves, factor or _no_factor(), around)
-
-
-def _no_factor() -> Factor:
-    return Factor(jnp.float32(1), jnp.float32(1))
+    return handler(equation, arrays, moves, factor or neutral(), around)
 
 
 def _refuse(equation: Any, *_: Any) -> tuple[list[Any], Factor]:
@@ -140,7 +142,7 @@ def _run_true(
     pairs = zip(arrays, moves, strict=True)
     true = [multiplied(each, factor.inverse) if does else each for each, does in pairs]
     out = bind(equation, true)
-    after = around.renewed(out, factor)
+    after = around.chosen(out)
     return [multiplied(each, after.times) for each in out], after
 
 
@@ -163,7 +165,7 @@ def _run_program(
     jaxpr = closed.jaxpr
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *arrays), strict=True))
     factors = {var: each for var, each in zip(jaxpr.invars, given, strict=True) if each is not None}
-    start = lowest(list(factors.values())) if factors else _no_factor()
+    start = lowest(list(factors.values())) if factors else neutral()
     flow(jaxpr.eqns, values, factors, around)
     found = [factors[atom] for atom in jaxpr.outvars if _is_in(atom, factors)]
     after = lowest(found) if found else start
@@ -211,13 +213,21 @@ def _run_checkpoint(
 def _run_cond(
     equation: Any, arrays: Sequence[Any], moves: Sequence[bool], factor: Factor, around: Around
 ) -> tuple[list[Any], Factor]:
-    # Devices that take different branches cannot agree on anything in there.
-    inside = replace(around, anew=False)
-    branches = [_held(each, moves[1:], inside) for each in equation.params["branches"]]
-    index, *given = arrays
+    branches, (index, *given) = equation.params["branches"], arrays
+    # Devices that combine values in there take the same branch; others may not.
+    held = (inner for each in branches for inner in each.jaxpr.eqns)
+    axes = shared_axes(held, but="pvary pcast axis_index")
+    inside = replace(around, axes=axes, varying=False)
+    apart = [axis for axis in varying_axes(given) if axis not in axes]
+    programs = [_varying(_held(each, moves[1:], inside), apart) for each in branches]
     with located(equation):
-        after, out = jax.lax.switch(index, branches, around.scale, factor, *given)
-    return out, after
+        after, out = lax.switch(index, programs, around.scale, factor, *given)
+    return around.agreed(out, after)
+
+
+def _varying(program: Callable[..., Any], axes: Sequence[str]) -> Callable[..., Any]:
+    """Returns a program whose results have one type, whatever they are made of."""
+    return lambda *arrays: jax.tree.map(lambda each: varying(each, axes), program(*arrays))
 
 
 def _run_scan(
@@ -237,7 +247,7 @@ def _run_scan(
     options = {name: params[name] for name in ("length", "reverse", "unroll")}
     start = factor, list(map(_started, carry, before[first:last], [factor] * len(carry)))
     with located(equation):
-        return _level(*jax.lax.scan(turn, start, list(rows), **options))
+        return _level(*lax.scan(turn, start, list(rows), **options))
 
 
 def _started(array: Any, before: Factor | None, factor: Factor) -> Any:
@@ -276,7 +286,7 @@ def _run_shard_map(
 
 
 _NAMES: dict[str, Handler] = {
-    "halfstep_true halfstep_linear": _run_true,
+    f"{true_p.name} {linear_p.name}": _run_true,
     "jit pjit closed_call core_call": _run_call,
     "remat2 checkpoint remat": _run_checkpoint,
     "cond": _run_cond,

@@ -5,11 +5,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from halfstep.jax._interpret import REGION
+from halfstep.jax._interpret import REGION, Note
 
 
 class _Local(threading.local):
     depth = 0
+    note: Note | None = None
 
 
 _LOCAL = _Local()
@@ -33,6 +34,21 @@ def inside() -> Iterator[None]:
         yield
     finally:
         _LOCAL.depth -= 1
+
+
+def note() -> Note | None:
+    """Returns who is told of the operations of regions, None for nobody."""
+    return _LOCAL.note
+
+
+@contextlib.contextmanager
+def noting(note: Note) -> Iterator[None]:
+    """Tells of each operation of a region that this thread traces, until the block ends."""
+    _LOCAL.note = note
+    try:
+        yield
+    finally:
+        _LOCAL.note = None
 
 
 def named(function: Callable[..., Any]) -> Callable[..., Any]:

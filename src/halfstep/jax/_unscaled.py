@@ -5,8 +5,8 @@ from typing import Any
 
 from halfstep.core import levels_to_user
 from halfstep.jax._interpret import REGION
-from halfstep.jax._linear import linear_p
 from halfstep.jax._ops import FAMILY_OF, plain_name
+from halfstep.jax._primitives import linear_p
 from halfstep.jax._private import is_of_gradient, sub_jaxprs
 
 _PRODUCTS = ("matmul", "convolution")

@@ -1,7 +1,9 @@
 """Calls, branches and loops, which are gone through as they run."""
 
 import functools
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,8 +12,8 @@ from jax.extend.core import ClosedJaxpr
 
 from halfstep.jax._diagnosing._made import Value, value
 from halfstep.jax._diagnosing._run import HANDLERS, Handler, Place, Run
-from halfstep.jax._interpret import true_p
-from halfstep.jax._linear import linear_p
+from halfstep.jax._primitives import linear_p, true_p
+from halfstep.jax._scaled import factors_of
 
 
 def _handles(*names: str) -> Callable[[Handler], Handler]:
@@ -40,7 +42,25 @@ def run_linear(run: Run, equation: Any, operands: list[Value], place: Place) -> 
     linear = functools.partial(linear_p.impl, **equation.params)
     specs = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in equation.invars]
     closed = jax.make_jaxpr(linear)(*specs)
-    return run.closed(closed, operands, place.inside(equation))
+    scale, *others = operands
+    known = Value(scale.array * run.rescaled)
+    inside = replace(place.inside(equation), scale=float(known.array))
+    if run.look is not None and equation.params["scaled"]:
+        found = _factors(equation, known, others)
+        run.factors += [(each, inside.scale) for each in found if 0.0 < each < math.inf]
+    return run.closed(closed, [known, *others], inside)
+
+
+def _factors(equation: Any, scale: Value, operands: list[Value]) -> list[float]:
+    """Returns what multiplies the gradients that enter a low format; that of the first row."""
+    params, row = equation.params, equation.params["row"]
+    arrays = [each.array for each in operands]
+    if row is not None:
+        pairs = zip(arrays, row.dims, strict=True)
+        arrays = [array if dim is None else jnp.take(array, 0, dim) for array, dim in pairs]
+    jaxpr, held = params["jaxpr"] if row is None else row.jaxpr, params["held"]
+    found = factors_of(jaxpr, arrays[:held], arrays[held:], scale.array)
+    return [float(each.times) for each in found]
 
 
 @_handles("cond")

@@ -18,6 +18,7 @@ class Made:
         held: The numbers.
         largest: The largest finite magnitude that went in.
         region: Whether it was made in a function that `autocast` made.
+        scale: What gradients are brought to there, 0.0 for none.
         meant: Whether somebody wrote it down, or a run forward made it and took it back.
     """
 
@@ -28,6 +29,7 @@ class Made:
     held: Numbers
     largest: float
     region: bool = False
+    scale: float = 0.0
     meant: bool = False
 
     @property

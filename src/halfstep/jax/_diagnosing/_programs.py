@@ -11,14 +11,12 @@ from jax.extend.core import ClosedJaxpr
 
 from halfstep.errors import UsageError
 from halfstep.jax import _modules, _tracing
-from halfstep.jax._arguments import is_real, traced
+from halfstep.jax._arguments import ROOTS, is_real, traced
 from halfstep.jax._autocast import is_cast, parts
 from halfstep.jax._diagnosing._made import Made, Value, value
 from halfstep.jax._diagnosing._numbers import is_inexact, largest, numbers
 from halfstep.jax._diagnosing._run import Place, Run
-from halfstep.jax._private import eval_jaxpr, is_transposed, sub_jaxprs
-
-_ROOTS = ("args", "kwargs")
+from halfstep.jax._private import eval_jaxpr, is_of_gradient, sub_jaxprs
 
 
 @dataclass(frozen=True)
@@ -31,6 +29,7 @@ class Program:
         names: What each operand is called, such as `args[0]['w']`.
         cast: Whether `autocast` made the function.
         way_back: Whether it holds the gradient as well.
+        moved: The names of what that is with regard to; the gradients are the last results.
     """
 
     closed: Any
@@ -38,6 +37,7 @@ class Program:
     names: tuple[str, ...]
     cast: bool
     way_back: bool = False
+    moved: tuple[str, ...] = ()
 
     @property
     def goes_back(self) -> bool:
@@ -59,7 +59,23 @@ def run(program: Program, **options: Any) -> Run:
     return done
 
 
+def is_loss_scale(array: Any, name: str, known: float = 0.0) -> bool:
+    """Returns whether something is what the loss is multiplied by.
+
+    Args:
+        array: It.
+        name: What it is called.
+        known: The loss scale, if that is known and not 1; a function may close over it.
+    """
+    if np.shape(array) != ():
+        return False
+    named = name.endswith((".loss_scale", "['loss_scale']"))
+    return named or (known not in (0.0, 1.0) and is_inexact(array.dtype) and array == known)
+
+
 def _operand(done: Run, array: Any, name: str) -> Value:
+    if done.loss_rescaled != 1.0 and is_loss_scale(array, name, done.loss_scale):
+        array = array * done.loss_rescaled
     held = numbers(array)
     if held is None or held.finite:
         return Value(array)
@@ -97,7 +113,7 @@ def _name(path: Sequence[Any], before: int) -> str:
         return f"function{jax.tree_util.keystr(tuple(rest))}"
     if root.idx == 0:
         first = jax.tree_util.SequenceKey(first.idx - before)
-    return _ROOTS[root.idx] + jax.tree_util.keystr((first, *rest))
+    return ROOTS[root.idx] + jax.tree_util.keystr((first, *rest))
 
 
 def with_gradient(program: Program, argnums: Sequence[int] | None) -> Program | None:
@@ -115,7 +131,8 @@ def with_gradient(program: Program, argnums: Sequence[int] | None) -> Program | 
         return None
     outputs = floats[:1] if program.closed.out_avals[0].shape == () and floats[0] == 0 else floats
     closed = _differentiated(program, moved, outputs)
-    return replace(program, closed=closed, way_back=True)
+    names = tuple(program.names[index] for index in moved)
+    return replace(program, closed=closed, way_back=True, moved=names)
 
 
 def _differentiated(program: Program, moved: list[int], outputs: list[int]) -> ClosedJaxpr:
@@ -144,6 +161,6 @@ def _is_asked(name: str, argnums: Sequence[int] | None) -> bool:
 
 def _goes_back(jaxpr: Any) -> bool:
     return any(
-        is_transposed(equation) or any(map(_goes_back, sub_jaxprs(equation.params)))
+        is_of_gradient(equation) or any(map(_goes_back, sub_jaxprs(equation.params)))
         for equation in jaxpr.eqns
     )

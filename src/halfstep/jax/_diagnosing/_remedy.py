@@ -4,11 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from halfstep.jax._diagnosing._made import Made
+import numpy as np
+
+from halfstep.jax._diagnosing._made import Made, Value
 from halfstep.jax._diagnosing._numbers import numbers
-from halfstep.jax._diagnosing._programs import Program, run
-from halfstep.jax._diagnosing._run import Key
-from halfstep.jax._diagnosing._verdict import faults
+from halfstep.jax._diagnosing._programs import Program, is_loss_scale, run
+from halfstep.jax._diagnosing._run import Key, Run
+from halfstep.jax._diagnosing._verdict import faults, keys_of
 from halfstep.jax._interpret import FLOAT32
 from halfstep.jax._interpret._values import BFLOAT16
 
@@ -16,6 +18,14 @@ _BFLOAT16 = "jnp.bfloat16  # in place of jnp.float16: it has the range of float3
 _POLICY = 'policy="mixed_bfloat16"  # it has the range of float32'
 _WIDE = "x = x.astype(jnp.float32)  # for each x that goes into {path}"
 _ISLAND = 'halfstep.jax.autocast(f, "float32")  # in place of the f that runs in {path}'
+_LOWER = (
+    "halfstep.jax.autocast(f, policy, scale={0!r})"
+    "  # in place of {1!r}; or init_scale={0!r} of the state that it is"
+)
+_LOSS_SCALE = 'loss_scale="dynamic(init_scale={0!r})"  # in place of {1!r}'
+# Each is a run, so they are far apart.
+_FACTORS = (2.0**-4, 2.0**-8, 2.0**-12, 2.0**-16)
+_MANY_LOST = 0.01
 _SELECTED = """\
 safe = jnp.where({taken}, h, {instead})  # h is what goes into {word}
 jnp.where({taken}, {call}, 0)"""
@@ -76,7 +86,7 @@ class Trial:
         written: The program forward.
         known: What it makes and takes back forward.
         found: The faults.
-        in_float32: What float32 makes, too.
+        wide: A run of the program in float32.
         cast: Whether `autocast` made the whole function.
     """
 
@@ -84,14 +94,19 @@ class Trial:
     written: Program
     known: frozenset[Key]
     found: tuple[Made, ...]
-    in_float32: frozenset[Key]
+    wide: Run
     cast: bool
+
+    @property
+    def in_float32(self) -> frozenset[Key]:
+        """What float32 makes, too."""
+        return keys_of(self.wide)
 
     def remedy(self, made: Made) -> str:
         """Returns what to write, empty where nothing is known that helps."""
         if made.key in self.in_float32:
             return self._defined(made) if made.backward else ""
-        return self._scope(made) or self._bfloat16(made)
+        return self._lower(made) or self._scope(made) or self._bfloat16(made)
 
     def _defined(self, made: Made) -> str:
         """Returns how to call what has no derivative everywhere only where it has one."""
@@ -103,23 +118,48 @@ class Trial:
             return ""
         return _SINGULAR[word].remedy
 
+    def _lower(self, made: Made) -> str:
+        """Returns the scale to write, where it is the scale that makes gradients overflow."""
+        option, text = ("rescaled", _LOWER) if made.scale else ("loss_rescaled", _LOSS_SCALE)
+        before = made.scale or self._loss_scale()
+        tried = _FACTORS if made.backward and before else ()
+        factor = next((each for each in tried if self._helps(**{option: each})), None)
+        return "" if factor is None else text.format(before * factor, before)
+
+    def _loss_scale(self) -> float:
+        """Returns the loss scale that the function is called with, 0.0 for none."""
+        pairs = zip(self.program.operands, self.program.names, strict=True)
+        return next((float(each) for each, name in pairs if is_loss_scale(each, name)), 0.0)
+
     def _scope(self, made: Made) -> str:
         def formats(path: str) -> Any:
             return FLOAT32 if f"{path}.".startswith(f"{made.path}.") else None
 
-        fine = made.path and made.operation != "data" and self._helps(formats)
+        fine = made.path and made.operation != "data" and self._helps(formats=formats)
         text = _ISLAND if made.region or self.cast else _WIDE
         return text.format(path=made.path) if fine else ""
 
     def _bfloat16(self, made: Made) -> str:
         text = _POLICY if made.region or self.cast else _BFLOAT16
-        return text if self._helps(lambda path: BFLOAT16) else ""
+        return text if self._helps(formats=lambda path: BFLOAT16) else ""
 
-    def _helps(self, formats: Callable[[str], Any]) -> bool:
-        tried = run(self.program, known=self.known, formats=formats)
-        return tried.finite and not any(
-            each.key not in self.in_float32 for each in faults(tried, tried)
-        )
+    def _helps(self, **options: Any) -> bool:
+        tried = run(self.program, known=self.known, **options)
+        left = [each for each in faults(tried, tried) if each.key not in self.in_float32]
+        return tried.finite and not left and not _loses(tried, self.wide)
+
+
+def _loses(tried: Run, wide: Run) -> bool:
+    """Returns whether many results became zero that are not so in float32."""
+    pairs = zip(map(_held, tried.results), map(_held, wide.results), strict=True)
+    there = [(ours, theirs != 0) for ours, theirs in pairs]
+    lost = sum(int((known & (ours == 0)).sum()) for ours, known in there)
+    return lost > _MANY_LOST * sum(int(known.sum()) for _, known in there)
+
+
+def _held(result: Value) -> Any:
+    held = numbers(result.array)
+    return np.zeros(0) if held is None else held.values
 
 
 def _is_at_edge(name: str, operands: list[Any]) -> bool:

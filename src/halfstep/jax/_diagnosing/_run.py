@@ -12,7 +12,7 @@ from halfstep.jax._diagnosing._made import Made, Value, value
 from halfstep.jax._diagnosing._numbers import Numbers, is_inexact, largest, numbers
 from halfstep.jax._interpret import REGION
 from halfstep.jax._ops import plain_name
-from halfstep.jax._private import Literal, is_transposed, scope, source
+from halfstep.jax._private import Literal, is_of_gradient, scope, source
 
 Key: TypeAlias = tuple[str, str, str]
 Handler: TypeAlias = "Callable[[Run, Any, list[Value], Place], list[Value]]"
@@ -31,19 +31,21 @@ class Place:
         backward: Whether what is around it is on the way back.
         region: Whether it is in a function that `autocast` made.
         line: The line that it came from, or else what is around it.
+        scale: What gradients are brought to in the region around it, 0.0 for none.
     """
 
     path: str = ""
     backward: bool = False
     region: bool = False
     line: str = ""
+    scale: float = 0.0
 
     def inside(self, equation: Any) -> "Place":
         """Returns the place of what stands in an equation."""
         path = ".".join(filter(None, (self.path, scope(equation))))
         region = self.region or equation.params.get("name") == REGION
-        backward = self.backward or is_transposed(equation)
-        return Place(path, backward, region, source(equation) or self.line)
+        backward = self.backward or is_of_gradient(equation)
+        return Place(path, backward, region, source(equation) or self.line, self.scale)
 
 
 @dataclass
@@ -54,23 +56,33 @@ class Run:
         formats: What takes the place of low formats in a scope, None for nothing.
         known: What a run forward made, and took back.
         mended: What is to be zero where it is not finite.
+        rescaled: What the scales of regions are multiplied by.
+        loss_scale: The loss scale, 0.0 where it is known by its name only.
+        loss_rescaled: What that is multiplied by.
         way_back: Whether what is not known belongs to the way back.
         line: Of which line the operands of operations are kept.
+        look: Who is shown what each operation gives.
         made: What is not finite, in the order in which it was made.
         hidden: What of it went into an operation that made something finite of it.
         results: What the program returned.
         operands: The operands of the operations of that line, with their names.
+        factors: What gradients were multiplied by in regions, with the scales of those.
     """
 
     formats: Callable[[str], Any] = lambda path: None
     known: frozenset[Key] = frozenset()
     mended: frozenset[Key] = frozenset()
+    rescaled: float = 1.0
+    loss_scale: float = 0.0
+    loss_rescaled: float = 1.0
     way_back: bool = False
     line: str = ""
+    look: Callable[[Any, Place, list[Any]], None] | None = None
     made: list[Made] = field(default_factory=list)
     hidden: set[Made] = field(default_factory=set)
     results: list[Value] = field(default_factory=list)
     operands: list[tuple[str, list[Any]]] = field(default_factory=list)
+    factors: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def finite(self) -> bool:
@@ -108,6 +120,8 @@ class Run:
         if self.line and here.line == self.line:
             self.operands.append((plain_name(equation.primitive.name), arrays))
         out = run_equation(equation, arrays, self.formats(here.path))
+        if self.look is not None:
+            self.look(equation, here, out)
         if _key(equation, here) in self.mended:
             out = [_mended(each) for each in out]
         went_in = _chosen(operands) if equation.primitive.name == "select_n" else operands
@@ -153,6 +167,7 @@ class Run:
             held=held,
             largest=largest(went_in),
             region=here.region,
+            scale=here.scale,
             meant=meant,
         )
         self.made.append(made)

@@ -50,6 +50,7 @@ class Context:
         path: The dotted path of the module around, where rules are limited by it.
         scaled: Whether gradients may be scaled where it runs.
         note: Who is told of each operation, None for nobody.
+        twice: Whether to tell of what was told of, or is part of a derivative.
     """
 
     rules: Rules
@@ -58,6 +59,7 @@ class Context:
     path: str = ""
     scaled: bool = False
     note: Note | None = field(default=None, compare=False)
+    twice: bool = False
 
     def at(self, equation: Any) -> str:
         """Returns the dotted path of the module in which an equation stands."""
@@ -70,8 +72,8 @@ class Context:
         return replace(self, path=self.at(equation))
 
     def quiet(self) -> "Context":
-        """Returns the same rules, told to nobody."""
-        return replace(self, note=None)
+        """Returns the same rules, told to nobody, unless all is to be told."""
+        return self if self.twice else replace(self, note=None)
 
     def rule(self, equation: Any, name: str) -> Rule | None:
         """Returns the rule that decides about an operation.
@@ -122,6 +124,11 @@ def _check_rules(rules: Rules) -> None:
             raise RuleError(
                 f"Rules need an operation that halfstep.jax knows, got {rule.target!r}."
                 f"{_meant(name)} What it does not know runs as it is written."
+            )
+        if rule.device in _DEVICES:
+            raise RuleError(
+                f"A rule needs device= as all front-ends call it, got device={rule.device} for"
+                f" {rule.target!r}. Write device={_DEVICES[rule.device]}."
             )
     if rules.rows and not any(_speaks(rule.target) for rule in rules.rows):
         raise PolicyError(

@@ -12,6 +12,7 @@ from jax import numpy as jnp
 
 from halfstep.jax._interpret import _degree_names as names
 from halfstep.jax._ops import plain_name
+from halfstep.jax._primitives import linear_p
 from halfstep.jax._private import Literal
 
 Degree: TypeAlias = float | str
@@ -280,7 +281,7 @@ _RULES: dict[str, Rule] = {
     "dynamic_update_slice": _placed,
     "sort": _sorted,
     "top_k": _largest,
-    "halfstep_linear": _region,
+    linear_p.name: _region,
     "cond": _branched,
     "scan": _scanned,
     "while": _looped,

@@ -1,5 +1,7 @@
 """Which operations treat the degrees of their operands alike."""
 
+from halfstep.jax._primitives import true_p
+
 JOINED = "add add_any sub max min rem clamp concatenate pad complex"
 KEPT = """
     neg abs real imag conj broadcast_in_dim reshape transpose squeeze expand_dims rev slice
@@ -13,9 +15,9 @@ EACH = """
 """
 MULTIPLIED = "mul dot_general conv_general_dilated ragged_dot_general"
 COMPARED = "eq ne lt le gt ge eq_to lt_to le_to sign is_finite atan2 argmax argmin"
-CALLED = """
+CALLED = f"""
     jit pjit closed_call core_call remat2 checkpoint remat custom_jvp_call custom_vjp_call
-    shard_map custom_partitioning halfstep_true
+    shard_map custom_partitioning {true_p.name}
 """
 # Nothing is known of what is inside, and the backward of a kernel is a derivative.
 OPAQUE = """

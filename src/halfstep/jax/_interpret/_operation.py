@@ -36,6 +36,7 @@ from halfstep.jax._ops import (
 from halfstep.jax._private import bind
 
 _NO_RULE = "No rule speaks of it, so it runs in what arrives."
+_FOLLOWS = "A number that the program holds follows the others."
 _MOVES = "It hands on the values that it is given."
 _BIAS = "A bias belongs to the product that it is added to."
 _UNKNOWN = "halfstep knows nothing of it, so it runs as it is written."
@@ -141,8 +142,19 @@ def _decide(equation: Any, name: str, floats: Sequence[Value], context: Context)
         return Decision("lower", _BIAS, _product(floats).dtype)
     if rule is None:
         together = None if name in SEPARATE else _common(floats, name)
-        return Decision("keep", _MOVES if name in MOVING else _NO_RULE, together)
-    return Decision(rule.action, rule.reason, _TARGETS[rule.action](floats, name, context))
+        reason = _MOVES if name in MOVING else _NO_RULE
+        return Decision("keep", _with_numbers(reason, together, floats), together)
+    dtype = _TARGETS[rule.action](floats, name, context)
+    reason = rule.reason
+    if rule.action == "widest":
+        reason = _with_numbers(reason, dtype, floats)
+    return Decision(rule.action, reason, dtype)
+
+
+def _with_numbers(reason: str, dtype: Any, floats: Sequence[Value]) -> str:
+    """Returns the reason for a dtype, which is not the widest where numbers do not count."""
+    widened = dtype in (None, widest([each.dtype for each in floats]))
+    return reason if widened else f"{reason} {_FOLLOWS}"
 
 
 def _could_widen(name: str, decision: Decision) -> bool:

@@ -8,14 +8,11 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from halfstep.errors import UsageError
-from halfstep.jax._private import eval_jaxpr, mapped, unmapped_aval, without_consts
-
-reverse_p = Primitive("halfstep_reverse")
-reverse_p.multiple_results = True
+from halfstep.jax._primitives import reverse_p
+from halfstep.jax._private import asked, eval_jaxpr, mapped, unmapped_aval, without_consts
 
 
 def run_reverse(
@@ -61,10 +58,7 @@ def _transpose(
 ) -> list[Any]:
     entering = map(ad.instantiate_zeros, cotangents)
     out = eval_jaxpr(jaxpr, (), *operands[:held], *entering)
-    pairs = zip(out, operands[held:], strict=True)
-    return [None] * held + [
-        each if ad.is_undefined_primal(asked) else None for each, asked in pairs
-    ]
+    return asked(out, operands, held)
 
 
 ad.primitive_transposes[reverse_p] = _transpose

@@ -5,13 +5,10 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from halfstep.jax._primitives import true_p
 from halfstep.jax._private import Zero, batched, eval_jaxpr, sub_jaxprs, without_consts
-
-true_p = Primitive("halfstep_true")
-true_p.multiple_results = True
 
 
 def run_true(

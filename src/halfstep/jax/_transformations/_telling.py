@@ -7,9 +7,24 @@ import jax
 from halfstep.core import Culprits, culprits_text, where_from
 from halfstep.errors import NonFiniteError, UsageError
 from halfstep.jax._finite import INF, NAN
+from halfstep.jax._region import UNADAPTED
+from halfstep.jax._scale import DynamicLossScale, NoOpLossScale
 from halfstep.jax._transformations._skipping import ApplyIfFiniteState
 from halfstep.jax._transformations._states import states_of
 
+_REGIONS = (
+    "Where a region of halfstep.jax.autocast brings gradients to {:g}, which is too much for some "
+    "sums in float16, write autocast(f, policy, scale={}), or give it this state as scale=, with "
+    'apply_if_finite(..., loss_scale="dynamic"), which comes down by itself.'
+)
+_STATES = (
+    "Where the scale, {:g}, is too much for a sum in float16, lower {}; a region of "
+    "halfstep.jax.autocast has its own, {:g}, unless it is given this state as scale=."
+)
+_OTHERWISE = (
+    "Otherwise compute what is behind them in float32, use bfloat16, or lower the learning rate; "
+    f"if the loss itself is not finite, no loss scale helps. {where_from('jax')}"
+)
 _KINDS = {INF: "inf", NAN: "nan", INF | NAN: "inf and nan"}
 
 
@@ -99,7 +114,17 @@ def _advice(state: ApplyIfFiniteState, params: Any) -> str:
     if params is not None:
         named = ((path or "the only one", kind) for path, kind in nonfinite(state, params))
         who = f"Leaves with non-finite gradients: {culprits_text(tuple(named))}. "
-    return who + (
-        "Compute what is behind them in float32, use bfloat16, or lower the learning rate; if the "
-        f"loss itself is not finite, no loss scale helps. {where_from('jax')}"
-    )
+    return f"{who}{_about_scale(state.loss_scale)} {_OTHERWISE}"
+
+
+def _about_scale(scale: Any) -> str:
+    """Returns how to lower what gradients are multiplied by, in a region or with the loss."""
+    if isinstance(scale, NoOpLossScale) or not hasattr(scale, "loss_scale"):
+        return _REGIONS.format(UNADAPTED, UNADAPTED / 16)
+    return _STATES.format(float(scale.loss_scale), _setting(scale), UNADAPTED)
+
+
+def _setting(scale: Any) -> str:
+    if not isinstance(scale, DynamicLossScale):
+        return "it"
+    return "min_scale" if bool(scale.at_floor) else "init_scale"

@@ -13,11 +13,9 @@ from halfstep.jax._flax import tell_flax
 from halfstep.jax._scale import (
     SMALLEST,
     NoOpLossScale,
+    Scaling,
     StaticLossScale,
-    Tree,
     checked_scale,
-    divided,
-    multiplied,
 )
 from halfstep.jax._transition import Arrays, next_state
 
@@ -27,7 +25,7 @@ _META = ("period", "factor", "min_loss_scale")
 
 @jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True)
-class DynamicLossScale:
+class DynamicLossScale(Scaling):
     """A scale that is multiplied after `period` finite steps and divided after an overflow.
 
     The scale and the counter are leaves, in float32 and int32 whatever they were given in; the
@@ -78,14 +76,6 @@ class DynamicLossScale:
             growth_factor=self.factor,
             backoff_factor=1.0 / self.factor if self.factor else self.factor,
         )
-
-    def scale(self, tree: Tree) -> Tree:
-        """Returns the tree times the scale, at least in float32."""
-        return multiplied(tree, self.loss_scale)
-
-    def unscale(self, tree: Tree) -> Tree:
-        """Returns the tree over the scale, at least in float32."""
-        return divided(tree, self.loss_scale)
 
     def adjust(self, grads_finite: Any) -> "DynamicLossScale":
         """Returns the scale after a step whose gradients were, or were not, finite.

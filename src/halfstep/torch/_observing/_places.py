@@ -16,7 +16,7 @@ from torch.nn.modules import module as _module
 
 import halfstep
 from halfstep.torch import _private
-from halfstep.torch._engine._paths import _SPURIOUS, _unwrapped
+from halfstep.torch._engine._paths import HOOKS_ARE_GLOBAL, _unwrapped
 from halfstep.torch._regions._forward import forward_of
 
 # Their lines, and those of what they are run by, are nobody's own.
@@ -117,7 +117,7 @@ class Places:
     def followed(self) -> Iterator[None]:
         """Follows the modules until the block ends."""
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=_SPURIOUS)
+            warnings.filterwarnings("ignore", message=HOOKS_ARE_GLOBAL)
             hooks = [
                 _module.register_module_forward_pre_hook(self._enter),
                 _module.register_module_forward_hook(self._leave, always_call=True),
