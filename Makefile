@@ -35,7 +35,7 @@ demo: $(INSTALLED)
 	$(DEMO_ENV) $(KERAS_ENV) $(BIN)/halfstep compare examples/keras_digits.py --seeds 3
 
 test: $(INSTALLED)
-	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

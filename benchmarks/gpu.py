@@ -51,7 +51,7 @@ class Side:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.device, self.dtype = options.device, dtype
         self.begin()
-        backend = "aot_eager" if options.quick else "inductor"
+        backend = "eager" if options.quick else "inductor"
         compiled = way == "compiled"
         self.called = torch.compile(self.model, backend=backend) if compiled else self.model
 

@@ -111,7 +111,10 @@ optimizer.build(model.trainable_variables)
 
 
 def loop(backend, compiled, scale):
-    text = SCALED_LOOPS[backend].replace("COMPILE", compiler(COMPILERS[backend][-compiled]))
+    ways = COMPILERS[backend]
+    if compiled and len(ways) == 1:
+        pytest.skip(f"a loop on {backend} is not compiled")
+    text = SCALED_LOOPS[backend].replace("COMPILE", compiler(ways[-compiled]))
     return LOOP.replace("SCALE", str(scale)) + text
 
 

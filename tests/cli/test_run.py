@@ -39,9 +39,14 @@ print("saved", sys.argv[1:])
 """
 
 
-def finished(command, folder):
+def importing_halfstep():
+    """Returns the variables with which a process finds halfstep and writes long lines."""
     paths = [os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[2] / "src")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "500"}
+    return {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "500"}
+
+
+def finished(command, folder):
+    environment = os.environ | importing_halfstep()
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
 
 

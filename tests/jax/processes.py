@@ -8,15 +8,19 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def passes(name, *, flags):
-    """Returns whether the tests of a file pass in a process with these flags."""
+def passes(name, *, flags, optimized=False):
+    """Returns whether the tests of a file pass in a process with these flags.
+
+    Without `optimized` the flags are beside those of this process.
+    """
     # Workers of pytest-xdist hand their own settings on.
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
+    usual = "" if optimized else os.environ["XLA_FLAGS"]
     run = subprocess.run(
         [*command, f"tests/jax/{name}"],
         cwd=ROOT,
-        env={**kept, "XLA_FLAGS": flags},
+        env={**kept, "XLA_FLAGS": f"{usual} {flags}"},
         capture_output=True,
         text=True,
     )

@@ -1,4 +1,5 @@
 import functools
+import gc
 
 import jax
 import numpy as np
@@ -247,6 +248,16 @@ def in_everything(x):
     return jnp.sum(weighed(x, W, 2))
 
 
+@pytest.fixture
+def few_to_collect():
+    """Keeps what was there before out of the collections with which JAX looks for leaks."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("few_to_collect")
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_programs_are_well_formed_and_hold_no_values_of_a_trace(policy):
     with jax.check_tracer_leaks(), jax.enable_checks(True):

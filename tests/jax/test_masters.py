@@ -31,7 +31,7 @@ def test_so_it_is_with_masters_beside_the_parameters(name, dtype):
 @pytest.mark.slow
 @pytest.mark.skipif(machine() not in ("x86_64", "AMD64"), reason="needs a flag for x86 processors")
 def test_so_it_is_compiled():
-    assert passes("compiled_masters.py", flags="--xla_cpu_max_isa=AVX")
+    assert passes("compiled_masters.py", flags="--xla_cpu_max_isa=AVX", optimized=True)
 
 
 def stepper(optimizer, apply=apply_updates):

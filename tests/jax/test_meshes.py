@@ -63,11 +63,15 @@ INSIDE = [
 
 
 @pytest.mark.parametrize("function", INSIDE)
-@pytest.mark.parametrize("factor", [1e-9, 1.0, 1e9])
-def test_a_region_around_a_shard_map(function, factor):
-    plain = jax.grad(function)(W, X)
-    ours = jax.grad(lambda w: factor * autocast(function, F16)(w, X))(W) / factor
-    assert worst(ours, plain) < 5e-3
+def test_a_region_around_a_shard_map(function):
+    def gradient(w, factor):
+        return jax.grad(lambda w: factor * autocast(function, F16)(w, X))(w) / factor
+
+    plain = jax.jit(jax.grad(function))(W, X)
+    # Without jit, JAX compiles a program for each operation on the devices, each time anew.
+    assert worst(gradient(W, 1e-9), plain) < 5e-3
+    for factor in (1e-9, 1.0, 1e9):
+        assert worst(jax.jit(gradient)(W, factor), plain) < 5e-3
 
 
 def test_axes_of_a_mesh_around_are_still_shared():

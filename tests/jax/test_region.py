@@ -167,7 +167,7 @@ def sharded(policy, weights):
     mesh = jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
     specs = (jax.P(), *[jax.P("rows")] * 3)
     mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=jax.P())
-    return jax.grad(lambda w: mapped(w, X, Y, jnp.asarray(weights)))(W)
+    return jax.jit(jax.grad(lambda w: mapped(w, X, Y, jnp.asarray(weights))))(W)
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 1e-3), (1e-6, 1e6)])

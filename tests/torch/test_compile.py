@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -56,20 +58,28 @@ def run(function, model, rules, dtype):
     return outputs, [parameter.grad.clone() for parameter in model.parameters()]
 
 
+SLOWLY = functools.partial(pytest.param, "inductor", marks=pytest.mark.slow)
+COMPILED = [
+    ("aot_eager", torch.bfloat16, RULES),
+    ("aot_eager", torch.float16, RULES),
+    SLOWLY(torch.bfloat16, RULES[::2]),
+    SLOWLY(torch.float16, RULES[1::2]),
+]
+
+
 # Inductor imports a part of PyTorch that is deprecated.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_compiled_model_runs_by_the_same_rules_as_eager(backend, dtype):
+@pytest.mark.parametrize(("backend", "dtype", "texts"), COMPILED)
+def test_a_compiled_model_runs_by_the_same_rules_as_eager(backend, dtype, texts):
     torch.manual_seed(0)
     model, counter = Net(dtype), Counter(backend)
     compiled = torch.compile(model, fullgraph=True, backend=counter)
-    for rules in RULES:
+    for rules in texts:
         outputs, gradients = run(model, model, rules, dtype)
         compiled_outputs, compiled_gradients = run(compiled, model, rules, dtype)
         assert [o.dtype for o in compiled_outputs] == [o.dtype for o in outputs]
         torch.testing.assert_close(compiled_gradients, gradients, rtol=0.05, atol=0.05)
-    assert counter.graphs == len(RULES)
+    assert counter.graphs == len(texts)
 
 
 def test_rules_that_come_back_find_their_graph():

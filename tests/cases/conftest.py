@@ -1,0 +1,3 @@
+"""Looking for examples imports a module: that of Keras would load it into every process."""
+
+collect_ignore = ["keras_api.py"]
