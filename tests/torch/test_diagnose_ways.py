@@ -83,11 +83,36 @@ def test_an_autocast(context, place):
 
 
 def test_a_model_that_casts_by_hand():
-    assert remedy(nn.Sequential(faulty.Feed()).half(), by_hand) == []
+    class Casts(faulty.Feed):
+        def forward(self, x):
+            return torch.tanh(nn.functional.linear(x.half(), self.sum.weight.half() * 1e4))
+
+    assert remedy(nn.Sequential(Casts())) == []
 
 
 def by_hand(model, batch):
     return mean(model, batch.half())
+
+
+def test_parameters_in_half_precision():
+    model, batch = nn.Sequential(faulty.Feed()).half(), torch.ones(2, 8)
+    text = diagnose(model, batch, by_hand).first.remedy
+    assert text.splitlines() == [
+        "import torch",
+        "from halfstep.torch import autocast",
+        "model.float()  # in place of model.half()",
+        'lower = autocast("cpu", dtype=torch.bfloat16)  # around the model and its loss',
+    ]
+    names = {"model": model}
+    exec(text, names)
+
+    def mended(model, batch):
+        with names["lower"]:
+            return by_hand(model, batch)
+
+    assert not diagnose(model, batch, mended)
+    mended(model, batch).backward()
+    assert all(each.grad.isfinite().all() for each in model.parameters())
 
 
 def test_what_remedies_import_is_there():

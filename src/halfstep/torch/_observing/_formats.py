@@ -36,12 +36,14 @@ class Formats:
         edits: Rows that are put on top of their rules.
         ours: Whether PyTorch's own autocast follows the default rules.
         only: Which of them another compute dtype and `ours` are for, None for all.
+        wide: Whether parameters in half precision are in float32, as they are where all is.
     """
 
     low: torch.dtype | None = None
     edits: tuple[Edit, ...] = ()
     ours: bool = False
     only: Way | None = None
+    wide: bool = False
 
     def changes(self, way: Way | None) -> bool:
         """Returns whether anything changes in a region or an autocast; None stands for an island.
@@ -101,7 +103,7 @@ def computing(formats: Formats, force: Force, model: nn.Module) -> Iterator[None
     with contextlib.ExitStack() as stack:
         for undo in (*_ours(formats, force), *_native(formats, force, enter, leave)):
             stack.callback(undo)
-        if formats.low is torch.float32:
+        if formats.wide or formats.low is torch.float32:
             stack.enter_context(_widened(model))
         yield
 

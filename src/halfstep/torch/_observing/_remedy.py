@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from halfstep.core import Format, UnmatchedRuleWarning, complete
+from halfstep.torch._autocast import autocast
+from halfstep.torch._dtypes import HALF
 from halfstep.torch._observing._edges import EDGES
 from halfstep.torch._observing._formats import Edit, Formats
 from halfstep.torch._observing._ran import LOW, Key, Ran
@@ -23,6 +25,10 @@ from halfstep.torch._observing._ways import Way
 _CONSTANT = "instead = {instead:g}  # in place of {written:g}, which {dtype} cannot hold"
 _ADDED = "mask = mask.clamp(min=torch.finfo(mask.dtype).min / 2)  # for each mask that is added"
 _ROW = "scores = scores.clamp(min=torch.finfo(scores.dtype).min / 2)  # what goes into {word}"
+_PARAMETERS = """\
+model.float()  # in place of model.{cast}()
+lower = autocast("{device}", dtype=torch.bfloat16)  # around the model and its loss"""
+_CASTS = {torch.float16: "half", torch.bfloat16: "bfloat16"}
 _MOST_RULES = 8
 # What a scale is raised or lowered by: what classic loss scales begin with comes first.
 _POWERS = (16, 12, 20, 8, 24, 4)
@@ -57,6 +63,7 @@ class Remedies:
             self._epsilon,
             *anywhere,
             self._bfloat16,
+            self._parameters,
         )
         return complete(_first(each(ran) for each in (anywhere if in_float32 else known)))
 
@@ -173,6 +180,18 @@ class Remedies:
     def _bfloat16(self, ran: Ran | None = None) -> str:
         text = self.way.in_bfloat16()
         return text if text and self._helps(Formats(torch.bfloat16, only=self.way)) else ""
+
+    def _parameters(self, ran: Ran) -> str:
+        """Returns what takes the place of parameters in half precision, where nothing casts."""
+        dtype, device = next(
+            ((each.dtype, each.device.type) for each in self.case.model.parameters()), (None, "")
+        )
+        if dtype not in HALF or self.way != Way():
+            return ""
+        loss_fn = autocast(device, dtype=torch.bfloat16)(self.case.loss_fn)
+        wide = dataclasses.replace(self.case, loss_fn=loss_fn, formats=Formats(wide=True))
+        text = _PARAMETERS.format(cast=_CASTS[dtype], device=device)
+        return text if self._tried(wide) is not None else ""
 
     def _helps(self, formats: Formats | None = None, trial: Trial | None = None) -> bool:
         formats, trial = formats or self.case.formats, trial or self.case.trial
