@@ -2,7 +2,8 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch.library import Library
@@ -17,8 +18,9 @@ _Find = Callable[[tuple[Any, ...]], Any]
 class Kernels:
     """The operations that have a kernel of ours.
 
-    A kernel stays installed: outside of a region no thread reaches it. Only what is installed for
-    an observation is removed again, because those operations are quicker without.
+    A kernel stays installed: outside of a region no thread reaches it. What is installed for an
+    observation is removed again, because those operations are quicker without, and what cannot be
+    called everywhere once no region needs it any more.
 
     Args:
         find: Returns the rules in force for the arguments of a call, or None.
@@ -28,6 +30,7 @@ class Kernels:
         self._find = find
         self._installed: dict[str, Library] = {}
         self._passing: set[str] = set()
+        self._held: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def install(self, operations: Iterable[Operation]) -> None:
@@ -36,6 +39,31 @@ class Kernels:
             for operation in operations:
                 self._add(operation)
                 self._passing.discard(operation.name)
+
+    def hold(self, operations: Sequence[Operation]) -> None:
+        """Installs kernels until nobody holds them; each `hold` needs its `let_go`.
+
+        What nobody holds is removed by the next one who holds something else, so that a region that
+        is entered again and again has its kernels ready.
+        """
+        if not operations and not self._held:
+            return
+        with self._lock:
+            for operation in operations:
+                if self._add(operation) or operation.name in self._passing:
+                    self._held[operation.name] = 0
+                self._passing.discard(operation.name)
+            idle = [name for name, holders in self._held.items() if not holders]
+            for name in set(idle).difference(each.name for each in operations):
+                self._remove(name)
+            self._held.update(each.name for each in operations if each.name in self._held)
+
+    def let_go(self, operations: Sequence[Operation]) -> None:
+        """Ends a `hold`."""
+        with self._lock:
+            for operation in operations:
+                if operation.name in self._held:
+                    self._held[operation.name] -= 1
 
     @contextlib.contextmanager
     def installed(self, operations: Iterable[Operation]) -> Iterator[None]:
@@ -48,7 +76,7 @@ class Kernels:
         finally:
             with self._lock:
                 for name in self._passing.intersection(added):
-                    _private.uninstall(self._installed.pop(name))
+                    self._remove(name)
                 self._passing.difference_update(added)
 
     @contextlib.contextmanager
@@ -60,11 +88,15 @@ class Kernels:
         finally:
             with self._lock:
                 for name in self._installed.keys() - before:
-                    _private.uninstall(self._installed.pop(name))
+                    self._remove(name)
 
     def names(self) -> tuple[str, ...]:
         """Returns the operations that have a kernel at the moment."""
         return tuple(self._installed)
+
+    def _remove(self, name: str) -> None:
+        self._held.pop(name, None)
+        _private.uninstall(self._installed.pop(name))
 
     def _add(self, operation: Operation) -> bool:
         if operation.name in self._installed:
@@ -95,6 +127,15 @@ def _kernel(operation: Operation, find: _Find) -> Callable[..., Any]:
 
     _private.never_compile(kernel)
     return kernel
+
+
+def takes_numbers(operation: Operation) -> bool:
+    """Returns whether a number may stand for a tensor among the arguments of an operation.
+
+    PyTorch reads it for a kernel in Python, which it cannot inside of `torch.func.grad` and the
+    like: there such a call fails wherever there is a kernel, even one that does nothing.
+    """
+    return bool(_tensor_places(operation.overload))
 
 
 def _tensor_places(overload: Any) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from halfstep.torch._engine import _fingerprint
 from halfstep.torch._engine._active import Active
 from halfstep.torch._engine._kernels import Kernels
 from halfstep.torch._engine._observe import Listener
-from halfstep.torch._engine._ops import operations
+from halfstep.torch._engine._ops import Operation, operations
 from halfstep.torch._engine._paths import PATHS
 from halfstep.torch._engine._tables import Scope, Table, table
 from halfstep.torch._engine._weights import WeightCache
@@ -37,6 +37,7 @@ class _Frame(NamedTuple):
     backward: Any
     patterns: tuple[str, ...]
     rules: str
+    held: tuple[Operation, ...]
 
 
 class _Local(threading.local):
@@ -94,7 +95,9 @@ def enter(device_type: str, dtype: torch.dtype, enabled: bool, cached: bool, rul
     others = tuple(active for active in local.actives if active.device_type != device_type)
     # A tracer knows the modules itself, and would take the hooks for a part of the model.
     follows = bool(entered) and not is_tracing()
-    frame = _frame(device_type, entered[0].patterns if follows else ())
+    held = entered[0].table.passing if entered else ()
+    KERNELS.hold(held)
+    frame = _frame(device_type, entered[0].patterns if follows else (), held)
     local.frames.append(frame)
     when_abandoned(lambda: _abandon(frame))
     local.rules[device_type] = rules or frame.rules
@@ -124,6 +127,8 @@ def leave() -> None:
     _put_in_force(frame.actives)
     if not _LOCAL.frames:
         _LOCAL.weights.clear()
+    if frame.held:
+        KERNELS.let_go(frame.held)
     if frame.patterns:
         PATHS.stop(frame.patterns)
 
@@ -147,11 +152,12 @@ def _ready_table(
 ) -> Table:
     """Returns the table of a region; the kernels it needs are installed."""
     found = table(Scope(Rules.parse(rules), device_type, name_of(dtype), cached, observed))
-    KERNELS.install(found.edited() if observed else found.handled)
+    needed = found.edited() if observed else found.handled
+    KERNELS.install(each for each in needed if each not in found.passing)
     return found
 
 
-def _frame(device_type: str, patterns: tuple[str, ...]) -> _Frame:
+def _frame(device_type: str, patterns: tuple[str, ...], held: tuple[Operation, ...]) -> _Frame:
     if patterns:
         PATHS.start()
     return _Frame(
@@ -163,6 +169,7 @@ def _frame(device_type: str, patterns: tuple[str, ...]) -> _Frame:
         functorch_config.backward_pass_autocast,
         patterns,
         _LOCAL.rules.get(device_type, DEFAULT),
+        held,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from halfstep.core import Rule, Rules
 from halfstep.torch import _private
 from halfstep.torch._engine._actions import Runner, runner
+from halfstep.torch._engine._kernels import takes_numbers
 from halfstep.torch._engine._ops import Operation, dispatch_name, operations
 
 _TAKE_WEIGHTS = ("matmul", "convolution", "recurrent")
@@ -37,7 +38,8 @@ class Table:
     """The operations of a scope, and which of them PyTorch's autocast does not do as the rules say.
 
     Every operation with a rule has a runner. Those that need a kernel of ours are `handled`: also
-    operations without a rule, if PyTorch has one of its own that must not apply.
+    operations without a rule, if PyTorch has one of its own that must not apply. Those of them that
+    `takes_numbers` are `passing`: their kernels are there as long as a region needs them.
 
     Args:
         scope: What the table is made for.
@@ -63,6 +65,8 @@ class Table:
             for operation in self.operations
             if operation.name in self._limited or self._differs(operation)
         )
+        passing = (each for each in self.edited() if takes_numbers(each))
+        self.passing = tuple(each for each in passing if each in self.handled)
         self.runners = {operation.name: self._runner(operation) for operation in self.handled}
 
     def rule(self, operation: Operation, path: str = "") -> Rule | None:
