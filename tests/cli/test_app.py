@@ -34,6 +34,19 @@ FLAGS = {
         "SCRIPT",
     ],
     "memory": ["--", "--help", "--json", "--optimizer", "-m", "TARGET"],
+    "plan": [
+        "--",
+        "--budget",
+        "--help",
+        "--json",
+        "--output",
+        "--seconds",
+        "--step",
+        "--verbose",
+        "-m",
+        "-o",
+        "SCRIPT",
+    ],
     "rules": ["--help", "--json", "NAME"],
     "run": ["--", "--help", "--json", "--policy", "-m", "SCRIPT"],
 }
@@ -58,7 +71,7 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"halfstep {halfstep.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["compare"], ["memory"], ["rules"], ["run"]])
+@pytest.mark.parametrize("command", [[], ["compare"], ["memory"], ["plan"], ["rules"], ["run"]])
 def test_help(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main([*command, "--help"]) == 0

@@ -157,7 +157,9 @@ def test_a_scale_that_loses_gradients(tmp_path):
     _, report = examined(tmp_path, script.replace("SCALE", "2.0**-18"))
     (lost,) = [each for each in report.findings if each.severity == "warning"]
     assert "of the gradients become 0 in float16 at the scale in force, 2^-" in lost.text
-    scale = lost.remedy.removeprefix("halfstep.jax.autocast(f, policy, scale=").removesuffix(")")
+    imported, text = lost.remedy.splitlines()
+    assert imported == "import halfstep.jax"
+    scale = text.removeprefix("halfstep.jax.autocast(f, policy, scale=").removesuffix(")")
     assert 2.0**-10 < float(scale) < 2.0**15
     _, report = examined(tmp_path, script.replace("SCALE", scale))
     assert told(report, "warning") == []
