@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 from jax import numpy as jnp
 
+from halfstep.errors import UsageError
 from halfstep.jax import autocast, diagnose
 from tests.jax.diagnosing import half, is_fine, scoped, single, where
 
@@ -135,3 +136,17 @@ def test_a_mask_in_the_data_is_not_to_blame():
     assert not diagnose(attend, single(1, 2), mask, argnums=0)
     fault = diagnose(lambda x, m: (jnp.exp(m) * jnp.sqrt(x)).sum(), single(1, 0), mask).first
     assert where(fault)[1:] == ("div", "backward")
+
+
+def test_arguments_are_counted_as_jax_counts_them():
+    def loss(x, y):
+        return jnp.sqrt(x).sum() + y.sum()
+
+    assert diagnose(loss, single(0), single(1), argnums=-2)
+    assert not diagnose(loss, single(0), single(1), argnums=-1)
+
+
+@pytest.mark.parametrize("argnums", [5, -3, 1.5, "x", True, (0, 2)])
+def test_an_argument_that_is_not_there_is_an_error(argnums):
+    with pytest.raises(UsageError, match=r"argnums from -2 to 1, the places of the 2 arguments"):
+        diagnose(lambda x, y: (x * y).sum(), single(1), single(1), argnums=argnums)

@@ -67,6 +67,11 @@ def test_trees_that_differ_are_named():
     )
 
 
+def test_trees_of_other_structure_are_refused():
+    with pytest.raises(UsageError, match="two trees of the same structure"):
+        select_tree(jnp.bool_(True), {"a": jnp.ones(1)}, {"b": jnp.ones(1)})
+
+
 def test_the_predicate_is_one_boolean():
     with pytest.raises(NotScalarError, match=r"got bool of shape \(1,\)"):
         select_tree(jnp.ones(1, bool), None, None)

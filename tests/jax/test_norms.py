@@ -119,7 +119,7 @@ def test_the_norm_may_be_a_hyperparameter():
     assert clipped.tolist() == pytest.approx([0.6, 0.8])
 
 
-@pytest.mark.parametrize("max_norm", [0, -1.0, float("nan")])
+@pytest.mark.parametrize("max_norm", [0, -1.0, float("nan"), "1", None])
 def test_a_norm_that_makes_no_sense_is_refused(max_norm):
     with pytest.raises(UsageError) as caught:
         clip_by_global_norm(max_norm)

@@ -37,7 +37,8 @@ def diagnose(
         kwargs: The arguments by name.
 
     Raises:
-        UsageError: It is no function, or it has no gradient and `argnums` does not say so.
+        UsageError: It is no function, or it has no gradient and `argnums` does not say so, or that
+            is not the place of an argument.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -56,18 +57,31 @@ def diagnose(
             f"diagnose needs a function, got {function!r}. Write diagnose(function, *arguments),"
             " without calling the function."
         )
+    numbers = _numbers(argnums, len(args))
     program = forward(function, args, kwargs)
     name = getattr(function, "__name__", type(function).__name__)
     first, found = _look(program, program, name)
-    both = with_gradient(program, _numbers(argnums)) if first.finite else None
+    both = with_gradient(program, numbers) if first.finite else None
     if both is not None:
         known = frozenset(each.key for each in first.made)
         found += _look(both, program, name, known)[1]
     return Diagnosis(tuple(found))
 
 
-def _numbers(argnums: int | Sequence[int] | None) -> Sequence[int] | None:
-    return (argnums,) if isinstance(argnums, int) else argnums
+def _numbers(argnums: Any, count: int) -> Sequence[int] | None:
+    """Returns the places of arguments, counted from the first one."""
+    if argnums is None:
+        return None
+    several = argnums if isinstance(argnums, (tuple, list)) else (argnums,)
+    for each in several:
+        is_place = isinstance(each, int) and not isinstance(each, bool)
+        if not is_place or not -count <= each < count:
+            raise UsageError(
+                f"diagnose needs argnums from {-count} to {count - 1}, the places of the {count} "
+                f"arguments that the function is called with, got {argnums!r}. Write argnums=0, "
+                "or () for no gradient."
+            )
+    return tuple(each % count for each in several)
 
 
 def _look(

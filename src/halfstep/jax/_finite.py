@@ -40,7 +40,7 @@ def select_tree(pred: Any, a: Tree, b: Tree) -> Tree:
 
     Raises:
         NotScalarError: If the predicate is not one boolean.
-        UsageError: If two leaves differ in shape or dtype.
+        UsageError: If the trees differ in structure, or two leaves in shape or dtype.
 
     Example:
         >>> import jax.numpy as jnp
@@ -48,6 +48,12 @@ def select_tree(pred: Any, a: Tree, b: Tree) -> Tree:
         {'w': Array([0., 0.], dtype=float32)}
     """
     pred = one_boolean("select_tree", pred)
+    structures: list[Any] = [jax.tree.structure(each) for each in (a, b)]
+    if structures[0] != structures[1]:
+        raise UsageError(
+            "select_tree needs two trees of the same structure, got "
+            f"{' and '.join(map(str, structures))}. Select from what the same function returned."
+        )
 
     def pick(path: Any, first: Any, second: Any) -> Any:
         _check_alike(path, first, second)

@@ -69,7 +69,7 @@ def clip_by_global_norm(max_norm: Any) -> Any:
 
     Raises:
         MissingExtraError: If optax is not installed.
-        UsageError: If the norm is a number that is not positive.
+        UsageError: If the norm is neither an array nor a positive number.
 
     Example:
         >>> import jax.numpy as jnp
@@ -79,7 +79,8 @@ def clip_by_global_norm(max_norm: Any) -> Any:
         Array([0.6, 0.8], dtype=float16)
     """
     optax = optax_for("clip_by_global_norm")
-    if isinstance(max_norm, (int, float)) and not max_norm > 0:
+    is_array = hasattr(max_norm, "dtype")
+    if not is_array and (not isinstance(max_norm, (int, float)) or not max_norm > 0):
         raise UsageError(
             f"clip_by_global_norm needs max_norm > 0, got {max_norm!r}. Write for example 1.0."
         )
