@@ -82,7 +82,7 @@ def test_a_file_is_a_policy(tmp_path):
     path = tmp_path / "mine.toml"
     PLAN.save(path)
     assert Plan.load(path) == PLAN == plan_of(str(path))
-    assert Policy.of(str(path)) == Policy.of(PLAN) == PLAN.policy
+    assert Policy.of(str(path)) == Policy.of(path) == Policy.of(PLAN) == PLAN.policy
     assert plan_of(PLAN) is PLAN
     assert plan_of(PLAN.policy) is None
 
@@ -143,6 +143,12 @@ def test_speed_and_memory_are_over_those_of_float32():
 def test_a_plan_from_elsewhere_says_so(now, says):
     with pytest.warns(StalePlanWarning, match=says):
         tell_if_stale(PLAN, now)
+
+
+def test_a_plan_that_does_not_say_where_it_is_from_is_silent():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tell_if_stale(Plan(PLAN.policy, Machine("", "")), MACHINE)
 
 
 def test_a_plan_from_here_is_silent():

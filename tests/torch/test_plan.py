@@ -85,8 +85,10 @@ def timed(policy, seconds, saved_bytes=100, *, edits=0, spread=0.0):
         ([timed(FLOAT32, 1.0, 100), timed(BFLOAT16, 1.005, 50)], 1),
         ([timed(FLOAT32, 2.0), timed(BFLOAT16, 1.0, edits=1), timed(BFLOAT16, 1.005)], 2),
         # Not faster by more than what the clock may be wrong: the simpler one.
-        ([timed(FLOAT32, 1.0, spread=0.2), timed(BFLOAT16, 0.92, spread=0.2)], 0),
-        ([timed(FLOAT32, 1.0, spread=0.2), timed(BFLOAT16, 0.88, spread=0.2)], 1),
+        ([timed(FLOAT32, 1.0, spread=0.2), timed(BFLOAT16, 0.96, spread=0.2)], 0),
+        ([timed(FLOAT32, 1.0, spread=0.02), timed(BFLOAT16, 0.96, spread=0.02)], 1),
+        # However wrong it may be.
+        ([timed(FLOAT32, 1.0, spread=9.0), timed(BFLOAT16, 0.9, spread=9.0)], 1),
         # Faster, but keeps more than the best that anybody would try.
         ([timed(FLOAT32, 2.0), timed(BFLOAT16, 1.0, 50), timed(BFLOAT16, 0.9, 60, edits=1)], 1),
         ([timed(FLOAT32, 2.0), timed(BFLOAT16, 1.0, 50), timed(BFLOAT16, 0.9, 50, edits=2)], 2),
@@ -184,13 +186,15 @@ def test_a_model_that_is_prepared_is_refused():
 
 
 def test_a_glance_is_the_shorter_of_two(monkeypatch):
-    now, seconds = [0.0], iter([9.0, 2.0, 9.0, 1.0])
+    now, seconds = [0.0], iter([9.0, 9.0, 2.0, 9.0, 1.0, 9.0])
     monkeypatch.setattr(_timing.time, "perf_counter", lambda: now[0])
 
     def call():
         now[0] += next(seconds)
 
     assert at_a_glance(plainly(call), "cpu") == Spent(1.0, 0.0)
+    assert at_a_glance(plainly(call), "cpu", limit=5.0) == Spent(9.0, 0.0)
+    assert list(seconds) == []
 
 
 def test_calls_take_turns(monkeypatch):

@@ -244,3 +244,15 @@ def test_removing_a_region_is_seen_by_what_was_compiled():
     assert not torch.equal(called(values), expected)
     region.remove()
     assert torch.equal(called(values), expected)
+
+
+@pytest.mark.parametrize("where", ["1.0", "2", "1.*"])
+def test_rules_for_a_module_hold_in_a_compiled_model(where):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 2))
+    rules = f"halfstep-1 + matmul[where={where}]=full"
+    prepare(model, policy=f"mixed_bfloat16, rules={rules}")
+    inputs = torch.randn(8, 4)
+    compiled = torch.compile(model, backend="aot_eager")
+    assert torch.equal(compiled(inputs), model(inputs))
+    everywhere = nn.Sequential(*model.children())
+    assert not torch.equal(compiled(inputs), everywhere(inputs))

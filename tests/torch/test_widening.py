@@ -57,6 +57,26 @@ def training(model, on_overflow="widen", lr=1e-16, **settings):
     return region, step
 
 
+def compiled_steps(times):
+    model = overflowing()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-16)
+    region = prepare(model, optimizer, on_overflow="widen")
+    compiled = torch.compile(model, backend="aot_eager")
+    for _ in range(times):
+        optimizer.zero_grad()
+        compiled(INPUTS).square().mean().backward()
+        optimizer.step()
+    return region, compiled
+
+
+def test_each_model_that_is_compiled_is_compiled_anew():
+    for _ in range(2):
+        with pytest.warns(WidenedRegionWarning):
+            region, compiled = compiled_steps(12)
+        assert not region.last_step.skipped
+        assert compiled(INPUTS).isfinite().all()
+
+
 def repeated(step, times):
     for _ in range(times):
         step()

@@ -15,6 +15,8 @@ from halfstep.core._reading import plain
 from halfstep.core._skips import levels_to_user
 from halfstep.errors import MissingFileError, PlanError
 
+SUFFIX = ".toml"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -169,7 +171,7 @@ def plan_of(value: object) -> Plan | None:
     """Returns the plan that somebody gave as a policy, None if it is no plan.
 
     Args:
-        value: A plan, the path of its file, or anything else.
+        value: A plan, a path, a text that ends in `.toml`, or anything else.
 
     Example:
         >>> plan_of("mixed_bfloat16") is None
@@ -177,7 +179,9 @@ def plan_of(value: object) -> Plan | None:
     """
     if isinstance(value, Plan):
         return value
-    is_path = isinstance(value, str) and value.rstrip().endswith(".toml")
+    if isinstance(value, os.PathLike):
+        return Plan.load(value)
+    is_path = isinstance(value, str) and value.rstrip().endswith(SUFFIX)
     return Plan.load(str(value).strip()) if is_path else None
 
 
@@ -201,7 +205,7 @@ def tell_if_stale(plan: Plan, now: Machine) -> None:
         >>> tell_if_stale(Plan(Policy.named("float32"), Machine("cpu", "x")), Machine("cpu", "x"))
     """
     found = plan.machine.differences(now)
-    if found:
+    if found and plan.machine.device:
         text = (
             f"This plan was made elsewhere: {'; '.join(found)}. Its rules hold, but what it says "
             "of speed may not. Make it anew with `halfstep plan`."

@@ -95,8 +95,9 @@ class Policy:
         """
         if not isinstance(text, str):
             raise PolicyError(f"Policy needs a text, got {text!r}. Write 'mixed_bfloat16'.")
-        if text.rstrip().endswith(".toml"):
-            return _planned(text.strip())
+        planned = _unplanned(text)
+        if isinstance(planned, Policy):
+            return planned
         first, *rest = split(text)
         start, rest = (cls(), [first, *rest]) if "=" in first else (cls.named(first), rest)
         return start.with_(**pairs(rest, _fields.names(cls), PolicyError, f"The policy {text!r}"))
@@ -142,15 +143,10 @@ class Policy:
 
 
 def _unplanned(value: object) -> object:
-    from halfstep.core._plan import Plan  # which is made of a policy
+    from halfstep.core._plan import plan_of  # of which a policy is a part
 
-    return value.policy if isinstance(value, Plan) else value
-
-
-def _planned(path: str) -> Policy:
-    from halfstep.core._plan import Plan
-
-    return Plan.load(path).policy
+    plan = None if isinstance(value, Policy) else plan_of(value)
+    return value if plan is None else plan.policy
 
 
 def _suggestion(name: object) -> str:

@@ -20,6 +20,9 @@ HOOKS_ARE_GLOBAL = "Using `torch.compile\\(module\\)` when there are global hook
 # Wrappers around a model, which leave its paths as they are without them.
 _TRANSPARENT = ("module", "_orig_mod")
 
+# What a region holds its module by.
+_REGION = "_module"
+
 Position = tuple[tuple[str, ...], dict[int, str]]
 
 
@@ -52,7 +55,7 @@ class Paths:
         local = self._local
         traced = _tracing.traced_modules()
         if not local.stack:
-            return traced[-1].removeprefix(traced[0]).removeprefix(".") if traced else ""
+            return _below_root(traced) if traced else ""
         here = local.stack[-1]
         return _below(here, traced[-1], set(local.names.values())) if traced else here
 
@@ -142,6 +145,18 @@ class Paths:
             return
         if self._local.stack:
             self._local.stack.pop()
+
+
+def _below_root(traced: list[str]) -> str:
+    """Returns the path of the innermost module of a graph below the outermost one.
+
+    Example:
+        >>> _below_root(["model", "model.head"]), _below_root(["_module.0", "_module.0.head"])
+        ('head', '0.head')
+    """
+    # A region calls the forward of its module, which therefore is not among those of the graph.
+    root = _REGION if traced[0].startswith(f"{_REGION}.") else traced[0]
+    return traced[-1].removeprefix(root).removeprefix(".")
 
 
 def _below(here: str, traced: str, names: set[str]) -> str:

@@ -1,5 +1,6 @@
 """The search for a policy: operations propose rules, and whole steps decide."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,8 +17,12 @@ _LOW = (Policy.named("mixed_bfloat16"), Policy.named("mixed_float16"))
 _FORMATS = ("float32", "bfloat16", "float16")
 # What takes that many times as long as float32 is not looked at any further.
 _HOPELESS = 1.5
+# What takes that many times as long at the first call is not called again.
+_FAR = 5.0
 # Steps that differ by less are as fast as each other.
 _ALIKE = 0.01
+# However noisy the clock is, a policy that was seen to be slower by more is not taken.
+_NOISY = 0.05
 _SHARE_OF_STEPS = 0.5
 
 Tell = Callable[[str], None]
@@ -102,15 +107,16 @@ class Search:
         """Returns about how long a step takes under policies, the first of which is float32."""
         self.tell(f"Looking at {len(policies)} policies")
         found = [self._glance(policies[0])]
+        limit = _FAR * found[0].seconds
         for each in policies[1:]:
             try:
-                found.append(self._glance(each))
+                found.append(self._glance(each, limit))
             except RuntimeError as error:  # an operation without a kernel for this format
                 self.tell(f"{brief(each)} cannot run: {error}")
         return found
 
-    def _glance(self, policy: Policy) -> Timed:
-        spent = at_a_glance(self.trial.turn(policy), self.trial.device_type)
+    def _glance(self, policy: Policy, limit: float = math.inf) -> Timed:
+        spent = at_a_glance(self.trial.turn(policy), self.trial.device_type, limit)
         return Timed(policy, spent, self.trial.saved_bytes(policy))
 
     def _timed(self, policies: Iterable[Policy]) -> list[Timed]:
@@ -143,8 +149,9 @@ def _best(timed: Sequence[Timed]) -> Timed:
 
 def _limit(fastest: Timed, other: Timed) -> float:
     """Returns up to which time another policy is as fast as the fastest, for all that is known."""
-    apart = max(_ALIKE * fastest.seconds, fastest.spent.noise + other.spent.noise)
-    return fastest.seconds + apart
+    noise = fastest.spent.noise + other.spent.noise
+    alike, noisy = (share * fastest.seconds for share in (_ALIKE, _NOISY))
+    return fastest.seconds + max(alike, min(noise, noisy))
 
 
 def _measured(found: Iterable[Proposals], policy: Policy) -> tuple[Measured, ...]:

@@ -57,6 +57,10 @@ class Forward:
         self.original = original
         self._module = weakref.ref(module)
         self._lock = threading.RLock()
+        self.compile_anew()
+
+    def compile_anew(self) -> None:
+        """Forgets what was compiled of it, with the rules that there were."""
         self._enter = with_own_code(Forward._called)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -107,6 +107,8 @@ class Widening(Skipping):
         fault, rules = self._search(module, calls, factor) or (None, ())
         if fault is not None and rules:
             region._follow((*region.widened, *rules))
+            # What was compiled has the rules that there were.
+            module.__dict__["forward"].compile_anew()
             region._restart(self._scale or region.policy.scale.init_scale)
             _tell(region, fault, rules)
         elif not self._told:
