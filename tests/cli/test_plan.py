@@ -67,6 +67,12 @@ def test_a_script_that_ends_before_says_so(capsys):
     assert "ended after 2 steps, before step 3. Write --step 2" in capsys.readouterr().out
 
 
+def test_a_script_that_exits_before_says_so(tmp_path, capsys):
+    write(tmp_path / "train.py", SCRIPT + "sys.exit(0)\n")
+    assert main(["plan", "train.py", "--", "2"]) == 1
+    assert "ended after 2 steps" in capsys.readouterr().out
+
+
 def test_a_script_that_fails_says_why(capsys):
     assert main(["plan", "train.py", "--", "none"]) == 1
     assert "invalid literal for int()" in capsys.readouterr().out
@@ -81,7 +87,7 @@ def test_a_script_without_steps_says_what_is_known(tmp_path, capsys):
 def test_a_model_that_is_prepared_is_refused(tmp_path, capsys):
     write(tmp_path / "prepared.py", PREPARED)
     assert main(["plan", "prepared.py", "--", "9"]) == 1
-    assert "not prepared" in capsys.readouterr().out
+    assert "nobody has prepared" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -92,6 +98,7 @@ def test_a_model_that_is_prepared_is_refused(tmp_path, capsys):
         (["--budget", "0"], "--budget above 0, got 0"),
         (["-o", "nowhere/plan.toml"], "nowhere"),
         (["-o", "train.py"], "train.py"),
+        (["-o", "plan"], "--output to end in .toml"),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_runs(given, says, capsys):

@@ -327,3 +327,12 @@ def test_the_page_shows_what_is_printed(tmp_path, torch):
     labels = [re.split(r"  +|: ", line.strip())[0] for line in printed]
     assert labels[:-1] == [re.split(r"  +|: ", line.strip())[0] for line in shown.splitlines()][:-1]
     assert "steps               100" in done.stderr
+
+
+def test_a_plan_is_found_by_a_script_that_moves(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "mine.toml").write_text('[policy]\ncompute_dtype = "bfloat16"\nscale = "none"')
+    moving = MODEL + 'import os\nos.chdir("elsewhere")\n' + LOOP
+    done = result(tmp_path, moving, "--policy", "mine.toml")
+    assert done.policy == str(tmp_path / "mine.toml")
+    assert done.steps == 6

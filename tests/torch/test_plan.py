@@ -5,11 +5,12 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import halfstep
 from halfstep.core import Candidate, Plan, Policy, StalePlanWarning
 from halfstep.errors import UsageError
-from halfstep.torch import autocast, plan, prepare
+from halfstep.torch import autocast, plan, prepare, set_global_policy
 from halfstep.torch._machine import machine
 from halfstep.torch._planning import _search, _timing
 from halfstep.torch._planning._search import Timed, _best
@@ -178,11 +179,52 @@ def test_what_cannot_be_measured_is_refused(change, says):
         plan(**given)
 
 
-def test_a_model_that_is_prepared_is_refused():
+@pytest.mark.parametrize("part", [slice(None), 0])
+def test_a_model_that_is_prepared_is_refused(part):
     model = a_model()
-    prepare(model, policy=BFLOAT16)
-    with pytest.raises(UsageError, match="not prepared"):
+    prepare(model[part] if part == 0 else model, policy=BFLOAT16)
+    with pytest.raises(UsageError, match="nobody has prepared, in whole or in part"):
         plan(model, torch.ones(4, 8), loss_fn)
+
+
+def test_a_global_policy_is_refused():
+    set_global_policy("mixed_bfloat16")
+    try:
+        with pytest.raises(UsageError, match=r'set_global_policy\("float32"\)'):
+            plan(a_model(), torch.ones(4, 8), loss_fn)
+    finally:
+        set_global_policy("float32")
+
+
+@pytest.mark.parametrize("lower", [torch.autocast, autocast])
+def test_an_autocast_in_the_loss_is_refused(lower):
+    def lowered(model, batch):
+        with lower("cpu", dtype=torch.bfloat16):
+            return loss_fn(model, batch)
+
+    with pytest.raises(UsageError, match="leaves the formats to it"):
+        plan(a_model(), torch.ones(4, 8), lowered)
+
+
+def test_a_checkpoint_that_sees_that_it_is_looked_at_has_a_plan(clock):
+    class Kept(nn.Sequential):
+        def forward(self, inputs):
+            return checkpoint(super().forward, inputs, use_reentrant=False)
+
+    clock.update(bfloat16=0.5, float16=9.0)
+    told = []
+    model = Kept(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    found = plan(model, torch.ones(4, 8), loss_fn, seconds=0.01, tell=told.append)
+    assert found.policy == BFLOAT16
+    assert any("cannot be timed one by one" in each for each in told)
+
+
+def test_a_transform_of_a_function_is_left_as_it_is():
+    class Mapped(nn.Linear):
+        def forward(self, inputs):
+            return torch.func.vmap(super().forward)(inputs)
+
+    assert plan(Mapped(8, 2), torch.ones(4, 8), loss_fn, seconds=0.01).candidates
 
 
 def test_a_glance_is_the_shorter_of_two(monkeypatch):

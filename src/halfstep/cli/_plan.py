@@ -10,7 +10,7 @@ from halfstep.cli._consoles import output, progress
 from halfstep.cli._line import Line
 from halfstep.cli._options import IsModule, JsonFile, ScriptArgs, ScriptName, Verbose
 from halfstep.core import Plan
-from halfstep.errors import MissingExtraError
+from halfstep.errors import MissingExtraError, UsageError
 from halfstep.plan import Wanted, find
 from halfstep.report import PlanText, Progress, check_writable, is_stdout, write_json, write_text
 
@@ -42,6 +42,7 @@ def plan(
     than float32, it says so.
     """
     wanted = Wanted.of(script, args or (), module=module, step=step, seconds=seconds, budget=budget)
+    _check_name(write)
     check_writable(write, "--output", script)
     if json:
         check_writable(json, "--json", script, write)
@@ -56,6 +57,14 @@ def plan(
         write_json(json, found.to_dict())
     console.print(PlanText(found, write), soft_wrap=True)
     return 0
+
+
+def _check_name(path: str) -> None:
+    if not is_stdout(path) and not path.endswith(".toml"):
+        raise UsageError(
+            f"plan needs --output to end in .toml, by which it is known as a plan, got {path!r}. "
+            f"Write --output {path}.toml."
+        )
 
 
 def _check_framework() -> None:

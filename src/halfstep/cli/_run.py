@@ -11,6 +11,7 @@ import typer
 from halfstep.cli._consoles import messages
 from halfstep.cli._ending import show_ending
 from halfstep.cli._options import IsModule, ScriptName
+from halfstep.core import plan_of
 from halfstep.errors import MissingExtraError
 from halfstep.launch import RunResult, Script, runnable_policy
 from halfstep.report import check_writable, is_stdout, write_json
@@ -53,7 +54,13 @@ def run(
         check_writable(json, "--json", script)
     _check_framework()
     # Not run here: the parser would catch what the script raises.
-    return lambda: load_here(asked, (policy or "").strip(), _Ending(asked, policy, json))
+    return lambda: load_here(asked, _placed(policy), _Ending(asked, policy, json))
+
+
+def _placed(policy: str | None) -> str:
+    """Returns the text of a policy, that of a plan's file from the root: a script may move."""
+    text = (policy or "").strip()
+    return text if plan_of(text) is None else os.path.abspath(text)
 
 
 def _check_framework() -> None:

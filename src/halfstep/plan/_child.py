@@ -14,5 +14,7 @@ def _plan(job: Job, send: Send) -> None:
     planner = Planner(send, step=job.steps, seconds=job.seconds, budget=job.budget)
     Session(send, policy=job.policy, seed=job.seed, meet=planner.meet).start()
     core.subscribe(planner)
-    run_script(job, send)
-    send({"kind": "steps", "steps": planner.steps})
+    try:
+        run_script(job, send)
+    finally:  # a script may end by exit()
+        send({"kind": "steps", "steps": planner.steps})

@@ -1,16 +1,17 @@
 """A policy for a model, found by measuring it on this machine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
 
 from halfstep.core import Plan
 from halfstep.errors import UsageError
+from halfstep.torch._global import global_policy
 from halfstep.torch._observing._step import Case
 from halfstep.torch._planning._search import Search
 from halfstep.torch._planning._steps import Trial
-from halfstep.torch._regions._forward import device_of
+from halfstep.torch._regions._forward import device_of, forward_of
 from halfstep.torch._tried import tried
 
 
@@ -60,8 +61,20 @@ def plan(
     for name, value in (("budget", budget), ("seconds", seconds)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             raise UsageError(f"plan needs {name} above zero, got {value!r}. Write {name}=0.05.")
-    with tried(Case(model, batch, loss_fn, caller="plan"), None):
+    case = Case(model, batch, loss_fn, caller="plan")
+    if global_policy().compute_dtype != "float32" or any(map(forward_of, _modules(model))):
+        raise UsageError(
+            f"plan needs a model that nobody has prepared, in whole or in part, got "
+            f"{type(model).__name__} that a region or the global policy lowers. Call remove() on "
+            'the region first, or set_global_policy("float32").'
+        )
+    with tried(case, None):
         trial = Trial(model, batch, loss_fn, device_of(model).type)
         with trial.untouched():
             trial.check()
             return Search(trial, budget, seconds, tell).plan()
+
+
+def _modules(model: Any) -> Iterator[nn.Module]:
+    """Yields what is inside of a model; what is no model is refused elsewhere."""
+    return model.modules() if isinstance(model, nn.Module) else iter(())

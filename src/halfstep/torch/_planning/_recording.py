@@ -17,6 +17,7 @@ from halfstep.torch._engine._ops import Operation, operation
 from halfstep.torch._engine._paths import PATHS
 from halfstep.torch._observing._roles import storage
 from halfstep.torch._planning._steps import Trial
+from halfstep.torch._private import in_transform
 
 _BOOKKEEPING = ("aten::detach", "aten::lift_fresh")
 
@@ -188,7 +189,9 @@ def _is_movable(found: Operation, args: Any, kwargs: Any) -> bool:
     """Returns whether a rule can choose in which precision an operation runs, and it runs again."""
     schema = found.overload._schema
     floats = [each for each in tensors_of((*args, *kwargs.values())) if each.dtype is torch.float32]
-    return bool(floats) and not schema.is_mutable and not _is_view(found.overload)
+    plain = not schema.is_mutable and not _is_view(found.overload)
+    # What a transform wraps means nothing outside of it.
+    return bool(floats) and plain and not in_transform()
 
 
 def _is_view(overload: Any) -> bool:

@@ -1,7 +1,7 @@
 """The search for a policy: operations propose rules, and whole steps decide."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -83,7 +83,7 @@ class Search:
         """Returns the plan."""
         native = self._glanced(self._native())
         hopeful = [each.policy for each in native if each.seconds <= _HOPELESS * native[0].seconds]
-        found = [self._proposals(each, hopeful) for each in hopeful if each in _LOW]
+        found = [each for low in hopeful if low in _LOW for each in self._proposals(low, hopeful)]
         proposed = [each for some in found for each in some.policies()]
         timed = self._timed([*hopeful, *proposed])
         best = _best(timed)
@@ -129,10 +129,13 @@ class Search:
             for each, times in zip(distinct, spent, strict=True)
         ]
 
-    def _proposals(self, policy: Policy, among: Sequence[Policy]) -> Proposals:
+    def _proposals(self, policy: Policy, among: Sequence[Policy]) -> Iterator[Proposals]:
         self.tell(f"Timing operations in float32 and {policy.compute_dtype}")
         share = (1 - _SHARE_OF_STEPS) / len(set(among).intersection(_LOW))
-        return proposals(self.trial, policy, self.budget, share * self.seconds)
+        try:
+            yield proposals(self.trial, policy, self.budget, share * self.seconds)
+        except RuntimeError as error:  # such as of a checkpoint, which sees that it is looked at
+            self.tell(f"The operations cannot be timed one by one: {error}")
 
 
 def _best(timed: Sequence[Timed]) -> Timed:

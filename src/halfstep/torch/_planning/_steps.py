@@ -9,8 +9,10 @@ from torch import nn
 
 from halfstep.core import Policy, override_policy
 from halfstep.errors import UsageError
+from halfstep.torch._engine import _state
 from halfstep.torch._observing._losses import loss_of
 from halfstep.torch._observing._untouched import gradients_apart, undrawn
+from halfstep.torch._patches import replace
 from halfstep.torch._planning._timing import Turn
 from halfstep.torch._prepare import prepare
 from halfstep.torch._saved import saved_bytes
@@ -49,8 +51,15 @@ class Trial:
                         each.copy_(value)
 
     def check(self) -> None:
-        """Raises an error if a step cannot be run."""
-        if not loss_of("plan", self._loss_fn, self.model, self._batch).requires_grad:
+        """Raises an error if a step cannot be run, or chooses formats by itself."""
+        with _entered() as asked:
+            loss = loss_of("plan", self._loss_fn, self.model, self._batch)
+        if any(asked):
+            raise UsageError(
+                "plan needs a loss_fn that leaves the formats to it, got one that enters an "
+                "autocast. Leave the autocast out: the plan takes its place."
+            )
+        if not loss.requires_grad:
             raise UsageError(
                 "plan needs a loss with a gradient, got one without. Leave out torch.no_grad() and "
                 ".detach(), and let parameters require gradients."
@@ -96,3 +105,24 @@ class Trial:
             loss = self.forward()
         del loss
         return saved.bytes
+
+
+@contextlib.contextmanager
+def _entered() -> Iterator[list[bool]]:
+    """Notes for each autocast that is entered in the block whether it casts anything."""
+    asked: list[bool] = []
+
+    def native(original: Any, self: Any) -> Any:
+        asked.append(self._enabled)
+        return original(self)
+
+    def own(original: Any, device_type: str, dtype: Any, enabled: bool, *settings: Any) -> None:
+        asked.append(enabled)
+        original(device_type, dtype, enabled, *settings)
+
+    undo = replace(torch.autocast, "__enter__", native), replace(_state, "enter", own)
+    try:
+        yield asked
+    finally:
+        for each in undo:
+            each()
