@@ -113,6 +113,20 @@ def test_what_only_leaves_the_format_is_not_said_to_diverge(kind):
     assert fault.note == ""
 
 
+def test_a_constant_is_no_weight():
+    class Hard(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return torch.tanh(self.layer(x) * torch.tensor(1e6))
+
+    torch.manual_seed(0)
+    fault = diagnose(nn.Sequential(Hard()), torch.randn(4, 4), mean, policy=STATIC).first
+    assert (fault.operation, fault.phase, fault.note) == ("multiply", "forward", "")
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", ['a"b', "a'b", "a\\b\\n", "a[0]", "a*?", " a ", "é\n\U0001f600"])
 def test_names_that_patterns_and_quotes_are_made_of(name):
