@@ -58,3 +58,53 @@ def test_a_derivative_at_a_rounded_number(name, way, dtype):
     assert loss.isfinite()
     assert model[0].layer.weight.grad.isfinite().all()
     assert model[0].layer.weight.grad.any()
+
+
+class Left(nn.Module):
+    """Leaves out afterwards where an operation has no value, in float32."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.layer, self.call = nn.Linear(3, 3, bias=False), call
+        nn.init.eye_(self.layer.weight)
+
+    def forward(self, x):
+        values = self.call(self.layer(x).float())
+        return torch.where(values.isfinite(), values, 0.0)
+
+
+# What is called, at which numbers, and what else the text names.
+KEPT = {
+    "whole power": (lambda h: h**-2, 2.0, {"power": -2}),
+    "odd power": (lambda h: h**-3, 2.0, {"power": -3}),
+    "root": (lambda h: h.square() ** -0.5, 2.0, {"power": -0.5}),
+    "acos": (torch.acos, 1.0, {}),
+    "asin": (torch.asin, 1.0, {}),
+    "dividend": (lambda h: 3 / h, 2.0, {"dividend": 3}),
+    "divide": (lambda h: h.cos() / h, 2.0, None),
+}
+
+
+@pytest.mark.parametrize("way", ["mixed_float16", "mixed_bfloat16", "float32"])
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_written_keeps_every_value_that_there_is(name, way):
+    call, size, names = KEPT[name]
+    batch = torch.tensor([[-size, 0.0, size]])
+    model = Left(call)
+    fault = diagnose(model, batch, mean, policy=way).first
+    assert (fault.in_float32, fault.phase) == (True, "backward")
+    taken = batch[0].square() if name == "root" else batch[0]
+    h = taken.clone().requires_grad_()
+    names = {"dividend": h.detach().cos()} if names is None else names
+    made = made_by(fault.remedy, {"h": h, "torch": torch, **names})
+    made.sum().backward()
+    assert h.grad.isfinite().all()
+    expected = model(batch)[0]
+    torch.testing.assert_close(made, expected, atol=1e-3, rtol=1e-6)
+
+
+def made_by(text, names):
+    """Returns what the last line of a text is, with what the lines before it name."""
+    *before, last = text.splitlines()
+    exec("\n".join(before), names)
+    return eval(last, names)

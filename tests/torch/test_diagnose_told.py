@@ -113,6 +113,51 @@ def test_what_only_leaves_the_format_is_not_said_to_diverge(kind):
     assert fault.note == ""
 
 
+def test_a_constant_is_no_weight():
+    class Hard(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return torch.tanh(self.layer(x) * torch.tensor(1e6))
+
+    torch.manual_seed(0)
+    fault = diagnose(nn.Sequential(Hard()), torch.randn(4, 4), mean, policy=STATIC).first
+    assert (fault.operation, fault.phase, fault.note) == ("multiply", "forward", "")
+
+
+@pytest.mark.parametrize("factor", [50.0, 500.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_hands_on_zeros_has_lost_nothing(seed, factor):
+    """A softmax that is sure of itself has no gradient, and what is before it gets none."""
+    torch.manual_seed(seed)
+    batch = torch.randn(4, 8, 16)
+    model = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    with torch.no_grad():
+        model.self_attn.in_proj_weight.mul_(factor)
+    fault = diagnose(model, batch, lambda m, b: m(b).square().mean(), policy="mixed_float16").first
+    assert fault is None or fault.operation not in ("view", "select", "add")
+
+
+class Sure(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.all = nn.Linear(16, 48)
+
+    def forward(self, x):
+        query, key, value = self.all(x).view(4, 8, 3, 16).permute(2, 0, 1, 3)
+        return (query @ key.transpose(-1, -2) / 4).softmax(-1) @ value
+
+
+def test_a_gradient_that_was_zero_before_is_not_lost():
+    torch.manual_seed(5)
+    batch, model = torch.randn(4, 8, 16), Sure()
+    with torch.no_grad():
+        model.all.weight.mul_(40.0)
+    assert not diagnose(model, batch, lambda m, b: m(b).square().mean(), policy="mixed_float16")
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", ['a"b', "a'b", "a\\b\\n", "a[0]", "a*?", " a ", "é\n\U0001f600"])
 def test_names_that_patterns_and_quotes_are_made_of(name):

@@ -1,7 +1,7 @@
 """Where operations have no value or no derivative, and what to write so that they keep off."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,13 @@ safe = torch.where({taken}, h, {instead})  # h is what goes into {word}
 torch.where({taken}, {call}, 0)  # in place of what {word} returns"""
 # A logarithm that is left out would make a loss of nothing where a prediction is quite wrong.
 _CLAMPED = "torch.{word}(h.clamp(min=torch.finfo(h.dtype).tiny))  # h is what goes into {word}"
+# An angle is not left out either, for that at -1 may be the largest of all.
+_INSIDE = """\
+eps = torch.finfo(h.dtype).eps  # h is what goes into {word}
+torch.{word}(h.clamp(-1 + eps, 1 - eps))  # in place of what {word} returns"""
+_DIVIDED = """\
+safe = torch.where({taken}, h, {instead})  # h is what is divided by
+torch.where({taken}, dividend / safe, 0)  # in place of dividend / h"""
 _VANISHES = "epsilon = {epsilon:g}  # what is smaller than {least:.2g} vanishes in {dtype}"
 _ROUNDS = "epsilon = {epsilon:g}  # 1 - epsilon is 1 in {dtype} for what is below {least:.2g}"
 _APART = "{epsilon}\nh = {apart}  # h is what {goes} {word}; or put epsilon for a smaller one"
@@ -103,8 +110,11 @@ def _log(word: str) -> Edge:
 
 
 def _arc(word: str) -> Edge:
-    call = f"torch.{word}(safe)"
-    return Edge("h.abs() < 1", 0, call, _from_one, rounds=True, apart=_BETWEEN)
+    return Edge("h.abs() < 1", 0, "", _from_one, rounds=True, form=_INSIDE, apart=_BETWEEN)
+
+
+def _divisor(operand: int) -> Edge:
+    return Edge("h != 0", 1, "", _at_zero, operand, form=_DIVIDED, apart=_ELSE)
 
 
 # What each of the texts about epsilon does.
@@ -116,7 +126,7 @@ _FORMS: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 _, _ABOVE, _BETWEEN, _ELSE = _FORMS
 
-EDGES = {
+_EDGES = {
     "sqrt": Edge("h > 0", 1, "torch.sqrt(safe)", _up_to_zero),
     "rsqrt": Edge("h > 0", 1, "torch.rsqrt(safe)", _up_to_zero),
     "log": _log("log"),
@@ -127,6 +137,23 @@ EDGES = {
     "acos": _arc("acos"),
     "asin": _arc("asin"),
     "atanh": _arc("atanh"),
-    "divide": Edge("h != 0", 1, "dividend / safe", _at_zero, operand=1, apart=_ELSE),
-    "reciprocal": Edge("h != 0", 1, "1 / safe", _at_zero, apart=_ELSE),
+    "divide": _divisor(1),
+    "reciprocal": _divisor(0),
 }
+_WHOLE_POWER = Edge("h != 0", 1, "safe**power", _at_zero, apart=_ELSE)
+
+
+def edge_of(word: str, constants: Iterable[float]) -> Edge | None:
+    """Returns where an operation has no value or no derivative, None for one that has them.
+
+    Args:
+        word: What it is called.
+        constants: The numbers that it is called with.
+
+    Example:
+        >>> edge_of("power", [-2.0]).taken, edge_of("power", [0.5]).taken
+        ('h != 0', 'h > 0')
+    """
+    known = [*constants]
+    whole = word == "power" and known and all(map(float.is_integer, known))
+    return _WHOLE_POWER if whole else _EDGES.get(word)

@@ -12,7 +12,7 @@ from torch import Tensor
 from halfstep.core import Format, UnmatchedRuleWarning, complete
 from halfstep.torch._autocast import autocast
 from halfstep.torch._dtypes import HALF
-from halfstep.torch._observing._edges import EDGES
+from halfstep.torch._observing._edges import edge_of
 from halfstep.torch._observing._formats import Edit, Formats
 from halfstep.torch._observing._ran import LOW, Key, Ran
 from halfstep.torch._observing._settling import settled
@@ -103,7 +103,7 @@ class Remedies:
 
     def _safe(self, ran: Ran) -> str:
         """Returns how to call an operation only where it has a value and a derivative."""
-        edge, word = EDGES.get(ran.key.word), ran.key.word
+        edge, word = edge_of(ran.key.word, ran.constants), ran.key.word
         if edge is None or not self._meets(ran.key, edge.met):
             return ""
         mended = Mended(ran.key, edge.kept_off(edge.instead), edge.operand)
@@ -111,7 +111,7 @@ class Remedies:
 
     def _epsilon(self, ran: Ran) -> str:
         """Returns a small number that the format can tell from zero, or from one."""
-        edge, word = EDGES.get(ran.key.word), ran.key.word
+        edge, word = edge_of(ran.key.word, ran.constants), ran.key.word
         low = next((v.dtype for each in self.step.ran for v in each.outputs if v.dtype in LOW), "")
         if edge is None or not low or not self._meets(ran.key, edge.met):
             return ""

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree
 
 from halfstep.torch._engine._paths import _unwrapped
@@ -41,14 +42,15 @@ class Roles:
         self._names = dict(_named(_parts_of(batch), "input"))
         self._names |= dict(_named(whole.named_buffers(remove_duplicate=False), "buffer"))
         self._names |= dict(_named(whole.named_parameters(remove_duplicate=False), "weight"))
-        self._made: dict[int, Role] = {}
+        # While a memory is weakly held, no other one has its place, even where it is gone.
+        self._made: dict[int, tuple[Role, StorageWeakRef | None]] = {}
         self._root = type(whole).__name__
 
     def of(self, tensor: Tensor) -> Role:
         """Returns "weight", "buffer", "input" or what gradient it is, also for a view."""
         place = storage(tensor)
         if place in self._made:
-            return self._made[place]
+            return self._made[place][0]
         name, role = self._names.get(place, ("", "input"))
         return Role(role, name if role in _NAMED else "")
 
@@ -67,16 +69,23 @@ class Roles:
         """Takes note of whether a new tensor is a gradient or a copy of a weight."""
         place = storage(tensor)
         if role.word in _LASTING:
-            self._made[place] = role
+            self._made[place] = role, _held(tensor)
         else:
             self._made.pop(place, None)
 
 
 def storage(tensor: Tensor) -> int:
     """Returns what is the same for tensors that share memory."""
-    if tensor.layout is not torch.strided or hasattr(type(tensor), "__tensor_flatten__"):
-        return id(tensor)
-    return tensor.untyped_storage()._cdata
+    return tensor.untyped_storage()._cdata if _has_storage(tensor) else id(tensor)
+
+
+def _held(tensor: Tensor) -> StorageWeakRef | None:
+    return StorageWeakRef(tensor.untyped_storage()) if _has_storage(tensor) else None
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    wraps = hasattr(type(tensor), "__tensor_flatten__")
+    return tensor.layout is torch.strided and not wraps
 
 
 def _parts_of(batch: Any) -> Iterator[tuple[str, Tensor]]:

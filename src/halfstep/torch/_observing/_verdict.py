@@ -95,16 +95,29 @@ def underflows(step: Step, in_float32: Step) -> Iterator[tuple[Ran, Value]]:
     wide = {each.key: each for each in in_float32.ran}
     for each in step.ran:
         if each.key.phase == "backward" and each.low:
-            whole = each.inputs if each.key.word == "cast" else _outputs(wide.get(each.key))
+            whole = each.inputs if each.key.word == "cast" else _kept(each, wide.get(each.key))
             for value, full in zip(each.outputs, whole, strict=False):
                 if _is_lost(value, full):
                     yield each, value
 
 
-def _outputs(ran: Ran | None) -> tuple[Value, ...]:
+def _kept(ran: Ran, full: Ran | None) -> tuple[Value, ...]:
+    """Returns what float32 computed, nothing where a gradient was lost before it came."""
+    return () if full is None or _came_lost(ran, full) else _outputs(full)
+
+
+def _came_lost(ran: Ran, full: Ran) -> bool:
+    pairs = zip(ran.inputs, full.inputs, strict=False)
+    came = [
+        (value.held.nonzeros, whole.held.nonzeros)
+        for value, whole in pairs
+        if value.role.startswith("grad") and value.held and whole.held
+    ]
+    return any(left == 0 or left < there * _LOST for left, there in came)
+
+
+def _outputs(ran: Ran) -> tuple[Value, ...]:
     """Returns what float32 computed, but for what are only its own errors of rounding."""
-    if ran is None:
-        return ()
     read = [each.held.largest or 0.0 for each in ran.inputs if each.held]
     least = math.prod(read) * _ROUNDING if ran.key.word in _PRODUCTS else 0.0
     return tuple(
