@@ -245,7 +245,7 @@ def _unseen(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
     for look in sound[:1] if decisive is None else ():
         yield Finding("note", f"Step {look.step} was run again and made neither inf nor NaN.")
     for step, why in evidence.unseen[:1]:
-        yield Finding("note", f"Step {step} could not be looked at closely: {why}.")
+        yield Finding("note", f"Step {step} could not be looked at closely: {why.rstrip('.')}.")
 
 
 def _notes(evidence: Evidence, _: Look | None) -> Iterator[Finding]:

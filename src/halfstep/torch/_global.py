@@ -17,6 +17,7 @@ from halfstep.torch._dtypes import HALF
 from halfstep.torch._engine import _state
 from halfstep.torch._patches import replace
 from halfstep.torch._prepare import prepare
+from halfstep.torch._private import in_backward
 from halfstep.torch._region import Region
 from halfstep.torch._regions._attach import checked_masters, checked_policy, uncompiled
 from halfstep.torch._regions._forward import forward_of
@@ -55,7 +56,8 @@ class _Everywhere:
 
     def enclose(self, module: nn.Module) -> None:
         """Makes a module that is called from outside of any region a region."""
-        if _state.entered() or isinstance(module, torch.jit.ScriptModule):
+        # Within a backward pass it is a checkpoint that computes its part again, as it was.
+        if _state.entered() or in_backward() or isinstance(module, torch.jit.ScriptModule):
             return
         kind: Any = type(module)
         if _is_of_keras(kind):
