@@ -194,8 +194,9 @@ def test_what_was_looked_at_needs_no_other_call():
     assert told(found(None, look(1, failed=False), frameworks=("torch", "keras"))) == []
 
 
-def test_a_step_that_could_not_be_looked_at_is_told():
-    (note,) = found(None, unseen=((1, "UsageError: no copy"), (10, "again"))).findings
+@pytest.mark.parametrize("why", ["UsageError: no copy", "UsageError: no copy."])
+def test_a_step_that_could_not_be_looked_at_is_told(why):
+    (note,) = found(None, unseen=((1, why), (10, "again"))).findings
     assert note.text == "Step 1 could not be looked at closely: UsageError: no copy."
 
 

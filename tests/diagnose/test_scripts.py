@@ -117,3 +117,25 @@ for step in range(12):
         "the training diverges, in whatever format" in each for each in told(report, "error")
     )
     assert not any(each.remedy for each in report.findings)
+
+
+def test_one_batch_that_is_far_from_all_others(tmp_path):
+    script = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(20):
+    inputs = torch.randn(32, 16) * (1e5 if step == 6 else 1.0)
+    optimizer.zero_grad()
+    (model(inputs) - 1.0).square().mean().backward()
+    optimizer.step()
+"""
+    _, report = examined(tmp_path, script)
+    assert [step.number for step in report.skipped] == [7]
+    (warning,) = told(report, "warning")
+    assert warning.startswith("At step 7, numbers of up to ")
+    assert told(report, "error") == []
+    assert not any(each.remedy for each in report.findings)

@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from halfstep.torch import GradScaler, autocast, prepare
+from halfstep.torch import GradScaler, autocast, prepare, set_global_policy
 from halfstep.torch._looking import Looking
 
 
@@ -225,6 +226,39 @@ def test_a_compiled_model_is_looked_into(looking):
     model = torch.compile(model_of(), backend="eager")
     backward(model)
     assert "middle" in looking.ranges(1.0).ranges.modules
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_what_a_checkpoint_computes_again_in_float32_follows_no_global_policy(looking, policy):
+    class Saving(Overflowing):
+        def forward(self, inputs):
+            return checkpoint(super().forward, inputs, use_reentrant=False)
+
+    set_global_policy(policy)
+    try:
+        backward(model_of(Saving))
+        assert not looking.faults(1.0)
+        seen = looking.ranges(1.0)
+    finally:
+        set_global_policy("float32")
+    assert seen.ranges.modules == ("first", "middle", "norm", "last")
+    assert seen.ranges.form == policy.removeprefix("mixed_")
+
+
+@pytest.mark.parametrize("chosen", [{"dtype": torch.bfloat16}, {"policy": "mixed_bfloat16"}])
+def test_what_ran_in_autocast_is_judged_by_its_format_not_by_the_global_policy(looking, chosen):
+    set_global_policy("mixed_float16")
+    try:
+        model, (inputs, targets) = model_of(), batch()
+        with autocast("cpu", **chosen):
+            loss = F.cross_entropy(model(inputs, factor=1e3), targets)
+        loss.backward()
+        assert not looking.faults(1.0)
+        seen = looking.ranges(1.0)
+    finally:
+        set_global_policy("float32")
+    assert seen.ranges.form == "bfloat16"
+    assert {row.form for row in seen.ranges.rows} == {"float32", "bfloat16"}
 
 
 def test_ending_it_leaves_no_trace():

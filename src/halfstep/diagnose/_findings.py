@@ -15,6 +15,7 @@ from halfstep.core import (
 )
 from halfstep.diagnose._growing import Growth, growth_of
 from halfstep.diagnose._heard import HALF, Evidence, Look
+from halfstep.diagnose._outlying import outlying, times_of
 from halfstep.diagnose._writing import in_bfloat16, scaled, with_masters, with_rule
 from halfstep.launch import LIKELY_REASONS, WHAT_TO_CHECK, why_ineffective, why_untrained
 from halfstep.report import share_text
@@ -73,6 +74,7 @@ def _decisive(evidence: Evidence) -> Look | None:
     real = [
         look
         for look in failed
+        if not times_of(look, evidence)
         if look.outside or _is_forward(look.report.diagnosis) or look.step not in skipped
     ]
     lasting = failed[-1:] if _is_stuck(evidence.report) else []
@@ -159,12 +161,22 @@ def _diverging(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
         yield Finding("error", str(growth))
 
 
+def _outlying(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
+    for look in _outliers(evidence) if decisive is None else ():
+        yield outlying(look, evidence)
+
+
+def _outliers(evidence: Evidence) -> list[Look]:
+    return [look for look in evidence.looks if look.failed and times_of(look, evidence)]
+
+
 def _losses(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
-    losses = [step.loss for step in evidence.report.steps if step.loss is not None]
-    broken = sum(not math.isfinite(loss) for loss in losses)
+    losses = {it.number: it.loss for it in evidence.report.steps if it.loss is not None}
+    broken = [number for number, loss in losses.items() if not math.isfinite(loss)]
     if broken:
-        text = f"{broken} of {len(losses)} losses {_are(broken)} not finite."
-        yield Finding("note" if decisive else "error", text)
+        explained = {look.step for look in _outliers(evidence)}.issuperset(broken)
+        text = f"{len(broken)} of {len(losses)} losses {_are(len(broken))} not finite."
+        yield Finding("note" if decisive or explained else "error", text)
 
 
 def _skips(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
@@ -245,7 +257,7 @@ def _unseen(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
     for look in sound[:1] if decisive is None else ():
         yield Finding("note", f"Step {look.step} was run again and made neither inf nor NaN.")
     for step, why in evidence.unseen[:1]:
-        yield Finding("note", f"Step {step} could not be looked at closely: {why}.")
+        yield Finding("note", f"Step {step} could not be looked at closely: {why.rstrip('.')}.")
 
 
 def _notes(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
@@ -258,6 +270,7 @@ _FINDERS: tuple[Callable[[Evidence, Look | None], Iterator[Finding]], ...] = (
     _frameworks,
     _fault,
     _diverging,
+    _outlying,
     _losses,
     _skips,
     _lost,

@@ -1,10 +1,11 @@
 """One policy for every model and optimizer of the process."""
 
+import contextlib
 import functools
 import gc
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from halfstep.torch._dtypes import HALF
 from halfstep.torch._engine import _state
 from halfstep.torch._patches import replace
 from halfstep.torch._prepare import prepare
+from halfstep.torch._private import in_backward
 from halfstep.torch._region import Region
 from halfstep.torch._regions._attach import checked_masters, checked_policy, uncompiled
 from halfstep.torch._regions._forward import forward_of
@@ -24,6 +26,13 @@ from halfstep.torch._regions._guard import Guard, guard
 
 _FLOAT32 = Policy.named("float32")
 _lock = threading.RLock()
+
+
+class _Local(threading.local):
+    is_suspended = False
+
+
+_local = _Local()
 
 
 class _Everywhere:
@@ -55,10 +64,11 @@ class _Everywhere:
 
     def enclose(self, module: nn.Module) -> None:
         """Makes a module that is called from outside of any region a region."""
-        if _state.entered() or isinstance(module, torch.jit.ScriptModule):
+        # Within a backward pass it is a checkpoint that computes its part again, as it was.
+        if _state.entered() or in_backward() or _local.is_suspended:
             return
         kind: Any = type(module)
-        if _is_of_keras(kind):
+        if isinstance(module, torch.jit.ScriptModule) or _is_of_keras(kind):
             return
         module = uncompiled(module)
         if forward_of(module) or module in self._left_alone or not is_fit(module):
@@ -194,7 +204,27 @@ def global_policy() -> Policy:
         >>> str(global_policy())
         'float32'
     """
-    return _FLOAT32 if _everywhere is None else _everywhere.policy
+    return _FLOAT32 if _everywhere is None or _local.is_suspended else _everywhere.policy
+
+
+@contextlib.contextmanager
+def suspended() -> Iterator[None]:
+    """Lets models run in this thread as they are, without the policy, until the block ends.
+
+    A model that is no region although it was called was left alone, and is to be so again.
+
+    Example:
+        >>> set_global_policy("mixed_bfloat16")
+        >>> with suspended():
+        ...     print(global_policy())
+        float32
+        >>> set_global_policy("float32")
+    """
+    before, _local.is_suspended = _local.is_suspended, True
+    try:
+        yield
+    finally:
+        _local.is_suspended = before
 
 
 def _before(do: Callable[[Any], None]) -> Callable[..., Any]:

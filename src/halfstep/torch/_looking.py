@@ -20,7 +20,7 @@ from halfstep.torch._diagnose import diagnose
 from halfstep.torch._engine import _state
 from halfstep.torch._engine._observe import Observer
 from halfstep.torch._explain import Explanation
-from halfstep.torch._global import _is_of_keras
+from halfstep.torch._global import _is_of_keras, suspended
 from halfstep.torch._observing._ranges import ranges
 from halfstep.torch._observing._twins import twin
 from halfstep.torch._observing._untouched import undrawn
@@ -191,7 +191,7 @@ class Looking:
         models = list({id(call.model): call.model for call in self._calls}.values())
         for model in sorted(models, key=_size, reverse=True):
             calls = [call for call in self._calls if call.model is model]
-            with quiet(*_EVENTS), self._unseen():
+            with quiet(*_EVENTS), self._unseen(), suspended():
                 yield model, loss_of(calls, _outer(model, scale), broken=broken)
 
     @contextlib.contextmanager

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from halfstep.core import Exponents, Moment, Policy, Range, Ranges
+from halfstep.core import LOW_FORMATS, Exponents, Moment, Policy, Range, Ranges
 from halfstep.errors import UsageError
 from halfstep.torch._dtypes import HALF, name_of
 from halfstep.torch._engine._paths import _unwrapped
@@ -71,7 +71,7 @@ def ranges(
     here = _seen(copies, batch, loss_fn)
     return Ranges(
         tuple(_rows(copies[0], wide, here)),
-        form=_form(chosen, copies[0]),
+        form=_form(chosen, copies[0], here),
         entering=wide.entering,
         moments=tuple(_moments(*copies)),
         updates=tuple(_updates(*copies)),
@@ -137,12 +137,13 @@ def _rows(model: nn.Module, wide: _Seen, here: _Seen) -> Iterator[Range]:
                 yield Range(path, name, *found, families_of(module), known_as)
 
 
-def _form(policy: Policy | None, model: nn.Module) -> str:
+def _form(policy: Policy | None, model: nn.Module, here: _Seen) -> str:
     """Returns the name of the format that a model computes in, or might."""
     forwards = filter(None, map(forward_of, model.modules()))
     policies = [policy] if policy else [each.region.policy for each in forwards]
     dtypes = [each.compute_dtype for each in policies]
     dtypes += [name_of(each.dtype) for each in model.parameters() if each.dtype in HALF]
+    dtypes += [each for each in here.formats.values() if each in LOW_FORMATS]
     return next((each for each in dtypes if each != "float32"), _WHAT_IF)
 
 
