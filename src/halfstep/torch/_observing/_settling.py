@@ -1,6 +1,7 @@
 """The step at the scale that a region would have after a few steps."""
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from halfstep.torch._observing._step import Case, Step, run
@@ -20,22 +21,34 @@ def settled(case: Case) -> tuple[Case, Step]:
 
     A dynamic scale begins so high that the first steps overflow, which is no fault.
     """
-    lower, step = case, run(case)
-    first, regions = step, dynamic(step) if case.settles else []
-    if not regions or not step.loss_finite or not _overflows(step):
+    step = run(case)
+    regions = dynamic(step) if case.settles else []
+    if not regions or not step.loss_finite or step.gradients_finite:
         return case, step
-    for _ in range(_times(case, regions)):
-        lower, step = _at(lower, regions, 1 / _BACKOFF)
-        if not _overflows(step):
-            return _raised(lower, regions, step)
-    return case, first
+    fits = _fitting(case, regions)
+    lower, tried = case, step
+    for _ in range(0 if fits(step) else _times(case, regions)):
+        lower, tried = _at(lower, regions, 1 / _BACKOFF)
+        if fits(tried):
+            return _raised(lower, regions, tried, fits)
+    return case, step
 
 
-def _raised(case: Case, regions: list["Region"], step: Step) -> tuple[Case, Step]:
+def _fitting(case: Case, regions: list["Region"]) -> Callable[[Step], bool]:
+    """Returns what to back off for: finite gradients, or at least none that overflow."""
+    lowest = _at(case, regions, _BACKOFF ** -_times(case, regions))[1]
+    if lowest.gradients_finite:
+        return lambda step: step.gradients_finite
+    return lambda step: not _overflows(step)
+
+
+def _raised(
+    case: Case, regions: list["Region"], step: Step, fits: Callable[[Step], bool]
+) -> tuple[Case, Step]:
     """Returns the step at the largest scale that it allows, which a region grows back to."""
     for by in _GROWTHS:
         higher, tried = _at(case, regions, by)
-        if not _overflows(tried):
+        if fits(tried):
             case, step = higher, tried
     return case, step
 
@@ -71,4 +84,4 @@ def dynamic(step: Step) -> list["Region"]:
 def _times(case: Case, regions: list["Region"]) -> int:
     """Returns how often the regions can back off before one gives up."""
     scales = ((case.scale_of(each), each.policy.scale.min_scale) for each in regions)
-    return math.floor(min(math.log(scale / lowest, _BACKOFF) for scale, lowest in scales))
+    return max(0, math.floor(min(math.log(scale / low, _BACKOFF) for scale, low in scales)))
