@@ -73,7 +73,8 @@ def test_a_healthy_training(tmp_path, loop):
     assert not report.diagnosis
     notes = told(report, "note")
     assert len(notes) == len(report.findings) == (2 if loop == "jitted" else 1)
-    assert "--policy had no effect" in notes[0]
+    assert "the script ran in its own formats" in notes[0]
+    assert report.policy == "the script's own formats"
     assert "jax" in dict(report.versions)
     assert report.sampled == (1, 10)
     rows = {(row.module, row.role): row for row in report.ranges.rows}
@@ -136,6 +137,7 @@ def test_a_loss_scale_that_finds_its_range(tmp_path):
     assert (first.scale, first.skipped) == (2.0**8, True)
     assert (last.scale, last.skipped) == (2.0 ** (8 - len(report.skipped)), False)
     assert any("ran under mixed_float16" in each for each in told(report, "note"))
+    assert report.policy == "mixed_float16"
 
 
 REGION = """

@@ -219,3 +219,10 @@ def test_notes_are_told_once_and_only_of_what_was_trained():
     run = RunResult(policy="mixed_float16")
     untrained = found(trained(steps=()), run=run, notes=("so",), frameworks=("jax",))
     assert [each.severity for each in untrained.findings] == ["error"]
+
+
+@pytest.mark.parametrize(("last", "diverges"), [(math.nan, True), (2.0, False)])
+def test_a_loss_that_grew_in_the_step_that_broke_the_next(last, diverges):
+    ran = tuple(Step(number, loss, 8.0) for number, loss in enumerate((1.0, 9e3, last), 1))
+    report = found(trained(steps=ran), look(2, BACKWARD))
+    assert any("The loss grew from 1 to 9e+03" in text for *_, text in told(report)) == diverges

@@ -83,10 +83,13 @@ def _decisive(evidence: Evidence) -> Look | None:
 
 def _growth(evidence: Evidence, decisive: Look | None) -> Growth | None:
     """Returns how the loss has grown before it broke, None where it has not."""
-    steps = evidence.report.steps
     if decisive is None:
         return None
-    return growth_of([step.loss for step in steps if step.number <= decisive.step])
+    losses = {step.number: step.loss for step in evidence.report.steps}
+    after = losses.get(decisive.step + 1)
+    # That it breaks in the next step belongs to it.
+    until = decisive.step + (after is not None and not math.isfinite(after))
+    return growth_of([loss for number, loss in losses.items() if number <= until])
 
 
 def _shows(look: Look) -> bool:

@@ -138,7 +138,7 @@ class Heard:
         ranges = _together([each.ranges for each in sampled])
         report = Report(
             script=script,
-            policy=self.policy if self.overrides else _policy_text(run, ranges),
+            policy=self.policy if self.overrides else self._policy_text(run, ranges),
             versions=run.versions,
             device=run.device,
             date=run.date,
@@ -155,6 +155,13 @@ class Heard:
         others = (self._frameworks, tuple(self._notes), self.overrides)
         return findings(Evidence(report, run, looks, unseen, *others))
 
+    def _policy_text(self, run: RunResult, ranges: Ranges) -> str:
+        """Returns what a run trained under, whoever chose it."""
+        if self._frameworks == ("jax",):
+            return "the script's own formats"
+        half = half_of(ranges) if run.ineffective and not run.torch_amp else ""
+        return f"{half} parameters (the script's own)" if half else policy_text(run)
+
     def _add_steps(self, report: dict[str, Any]) -> None:
         self._steps += Report.from_dict(report).steps
 
@@ -169,12 +176,6 @@ class Heard:
 
     def _add_frameworks(self, frameworks: list[str]) -> None:
         self._frameworks = tuple(frameworks)
-
-
-def _policy_text(run: RunResult, ranges: Ranges) -> str:
-    """Returns what a run trained under, whoever chose it."""
-    half = half_of(ranges) if run.ineffective and not run.torch_amp else ""
-    return f"{half} parameters (the script's own)" if half else policy_text(run)
 
 
 def _worst(sampled: list[Report]) -> Diagnosis:

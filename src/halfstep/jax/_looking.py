@@ -24,8 +24,8 @@ _RAN_UNDER = (
     "the script has written."
 )
 _AS_WRITTEN = (
-    "No function was made by halfstep.jax.autocast, so --policy had no effect: the script ran in "
-    "the formats that it has written."
+    "No function was made by halfstep.jax.autocast, on which alone a policy acts: the script ran "
+    "in its own formats."
 )
 _DONATED = (
     "Donated arguments were kept while the script was examined, so it needed more memory than it "
