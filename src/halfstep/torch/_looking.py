@@ -276,7 +276,7 @@ def _of(model: nn.Module, found: Diagnosis) -> Diagnosis:
     """Returns what was found with the name of the model before those of its modules."""
     name = type(model).__name__
     faults = tuple(
-        each if each.module == name else with_changes(each, module=f"{name}.{each.module}")
+        each if each.module == name else with_changes(each, module=_below(name, each.module))
         for each in found.faults
     )
     return with_changes(found, faults=faults)

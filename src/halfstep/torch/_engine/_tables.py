@@ -134,6 +134,16 @@ def _without_reasons(scope: Scope) -> str:
     return str(dataclasses.replace(scope, rules=dataclasses.replace(scope.rules, edits=edits)))
 
 
+def native_rules(device_type: str) -> str:
+    """Returns the name of the rule set that lists what PyTorch's own autocast does.
+
+    Example:
+        >>> native_rules("cpu"), native_rules("cuda")
+        ('torch-2.13-cpu', 'torch-2.13')
+    """
+    return "torch-2.13-cpu" if device_type == "cpu" else "torch-2.13"
+
+
 @functools.cache
 def native_action(operation: Operation, device_type: str) -> str | None:
     """Returns what PyTorch's own autocast does: an action, None, or `unknown`.
@@ -143,7 +153,7 @@ def native_action(operation: Operation, device_type: str) -> str | None:
     """
     if not _private.has_native_kernel(dispatch_name(operation.overload), device_type):
         return None
-    listed = Rules.named("torch-2.13-cpu" if device_type == "cpu" else "torch-2.13")
+    listed = Rules.named(native_rules(device_type))
     rule = listed.find(dispatch_name(operation.overload)) or listed.find(operation.name)
     return "unknown" if rule is None else rule.action
 

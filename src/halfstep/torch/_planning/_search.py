@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from halfstep.core import Candidate, Measured, Plan, Policy, Rules
+from halfstep.torch._dtypes import COMPUTE
+from halfstep.torch._engine._tables import native_rules
 from halfstep.torch._machine import machine
 from halfstep.torch._planning._proposals import Proposals, proposals
 from halfstep.torch._planning._steps import Trial
@@ -14,7 +16,7 @@ from halfstep.torch._planning._timing import Spent, alternate, at_a_glance
 
 _FLOAT32 = Policy.named("float32")
 _LOW = (Policy.named("mixed_bfloat16"), Policy.named("mixed_float16"))
-_FORMATS = ("float32", "bfloat16", "float16")
+_FORMATS = tuple(COMPUTE)
 # What takes that many times as long as float32 is not looked at any further.
 _HOPELESS = 1.5
 # What takes that many times as long at the first call is not called again.
@@ -100,7 +102,7 @@ class Search:
 
     def _native(self) -> list[Policy]:
         """Returns what anybody would try: the named policies, and PyTorch's own rules."""
-        rules = "torch-2.13-cpu" if self.trial.device_type == "cpu" else "torch-2.13"
+        rules = native_rules(self.trial.device_type)
         return [_FLOAT32, *_LOW, *(each.with_(rules=rules) for each in _LOW)]
 
     def _glanced(self, policies: Sequence[Policy]) -> list[Timed]:
