@@ -207,6 +207,20 @@ def settings_of(policy: Policy, device_type: str) -> Settings:
     return Settings(device, low, low is not torch.float32, False, str(policy.rules))
 
 
+def settings_by_device(policy: Policy) -> Callable[[str], Settings]:
+    """Returns what a region by a policy enters with, made once for each type of device."""
+    known: dict[str, Settings] = {}
+
+    # A function of a constant, which every tracer can run.
+    @constant
+    def settings(device_type: str) -> Settings:
+        if device_type not in known:
+            known[device_type] = settings_of(policy, device_type)
+        return known[device_type]
+
+    return settings
+
+
 @constant
 def _settings(
     device_type: str | None,
