@@ -117,7 +117,7 @@ class Remedies:
         """Returns a small number that the format can tell from zero, or from one."""
         edge, word = edge_of(ran.key.word, ran.constants), ran.key.word
         low = next((v.dtype for each in self.step.ran for v in each.outputs if v.dtype in LOW), "")
-        if edge is None or not low or not self._meets(ran.key, edge.met):
+        if edge is None or not (edge.apart and low and self._meets(ran.key, edge.met)):
             return ""
         mended = Mended(ran.key, edge.kept_apart(edge.epsilon(low)), edge.operand)
         return edge.written_apart(word, low) if self._helps(trial=mended) else ""
