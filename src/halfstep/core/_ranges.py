@@ -12,6 +12,7 @@ from halfstep.core._fitting import fitting
 from halfstep.core._moments import Moment
 from halfstep.core._range import BACKWARD, FORWARD, Range
 from halfstep.core._ranges_text import text
+from halfstep.core._text import check_known
 from halfstep.core._window import Window, most_common
 
 # How far from both ends of a window no scale is as good as any.
@@ -74,11 +75,20 @@ class Ranges:
         Args:
             module: The path of the module, None for all.
 
+        Raises:
+            UsageError: No module has that path.
+
         Example:
-            >>> Ranges().of("head")
-            ()
+            >>> Ranges((Range("head", "output", Exponents(), Exponents()),)).of("haed")
+            Traceback (most recent call last):
+            halfstep.errors.UsageError: Ranges needs a module among head, got 'haed'. Did you mean \
+'head'?
         """
-        return self.rows if module is None else self._by_module.get(module, ())
+        if module is None:
+            return self.rows
+        if module not in self._by_module:
+            check_known("Ranges", "module", module, self._by_module)
+        return self._by_module[module]
 
     def gradients(self, module: str | None = None) -> Exponents:
         """Returns the exponents of all gradients in float32, or of those at one module.
@@ -107,7 +117,7 @@ class Ranges:
         """Returns the largest fraction of its gradients, of any role, that a module lost.
 
         Example:
-            >>> Ranges().lost_here("head")
+            >>> Ranges((Range("head", "output", Exponents(), Exponents()),)).lost_here("head")
             0.0
         """
         return max((row.lost for row in self._backward(module)), default=0.0)
