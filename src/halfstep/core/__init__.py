@@ -1,5 +1,10 @@
 """The part of halfstep that knows no framework: values, rules and the loss scale's transition."""
 
+from halfstep.core._changes import LATER as LATER
+from halfstep.core._changes import Change as Change
+from halfstep.core._changes import Together as Together
+from halfstep.core._changes import together as together
+from halfstep.core._changes import written as written
 from halfstep.core._cut import Boundary as Boundary
 from halfstep.core._cut import cheapest as cheapest
 from halfstep.core._diagnosis import Diagnosis as Diagnosis
@@ -14,6 +19,8 @@ from halfstep.core._evidence import Machine as Machine
 from halfstep.core._evidence import Measured as Measured
 from halfstep.core._exponents import LOW_FORMATS as LOW_FORMATS
 from halfstep.core._exponents import Exponents as Exponents
+from halfstep.core._fitting import needs_wider as needs_wider
+from halfstep.core._fitting import rules_for as rules_for
 from halfstep.core._formats import FORMATS as FORMATS
 from halfstep.core._formats import Format as Format
 from halfstep.core._moments import Moment as Moment
@@ -33,15 +40,15 @@ from halfstep.core._plan import plan_of as plan_of
 from halfstep.core._plan import tell_if_stale as tell_if_stale
 from halfstep.core._policy import Policy as Policy
 from halfstep.core._processor import processor as processor
-from halfstep.core._ranges import BACKWARD as BACKWARD
-from halfstep.core._ranges import FORWARD as FORWARD
-from halfstep.core._ranges import Range as Range
+from halfstep.core._range import BACKWARD as BACKWARD
+from halfstep.core._range import FORWARD as FORWARD
+from halfstep.core._range import Range as Range
 from halfstep.core._ranges import Ranges as Ranges
-from halfstep.core._report import SEVERITIES as SEVERITIES
-from halfstep.core._report import Cast as Cast
-from halfstep.core._report import Finding as Finding
 from halfstep.core._report import Report as Report
-from halfstep.core._report import Step as Step
+from halfstep.core._report_parts import SEVERITIES as SEVERITIES
+from halfstep.core._report_parts import Cast as Cast
+from halfstep.core._report_parts import Finding as Finding
+from halfstep.core._report_parts import Step as Step
 from halfstep.core._rule import ACTIONS as ACTIONS
 from halfstep.core._rule import FAMILIES as FAMILIES
 from halfstep.core._rule import Rule as Rule
@@ -68,11 +75,13 @@ __all__ = [
     "FAMILIES",
     "FORMATS",
     "FORWARD",
+    "LATER",
     "LOW_FORMATS",
     "SEVERITIES",
     "Boundary",
     "Candidate",
     "Cast",
+    "Change",
     "Culprits",
     "Diagnosis",
     "Exponents",
@@ -98,6 +107,7 @@ __all__ = [
     "SkippedStepsWarning",
     "StalePlanWarning",
     "Step",
+    "Together",
     "UnmatchedRuleWarning",
     "Window",
     "cheapest",
@@ -107,6 +117,7 @@ __all__ = [
     "levels_to_user",
     "listening",
     "metric",
+    "needs_wider",
     "operation_word",
     "overflow_reason",
     "override_policy",
@@ -118,18 +129,22 @@ __all__ = [
     "quiet",
     "quoted",
     "replace",
+    "rules_for",
     "rules_text",
     "subscribe",
     "tell_if_stale",
     "tell_skips",
+    "together",
     "unmatched",
     "where_from",
+    "written",
 ]
 
 # Pickles, reprs and tracebacks show the public path, which outlives the private files.
 for _value in (
     Candidate,
     Cast,
+    Change,
     Diagnosis,
     Exponents,
     Fault,
@@ -154,6 +169,7 @@ for _value in (
     SkippedStepsWarning,
     StalePlanWarning,
     Step,
+    Together,
     UnmatchedRuleWarning,
     Window,
 ):

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ from halfstep.torch._plan import plan
 from halfstep.torch._private import autocast_devices, in_backward
 from halfstep.torch._regions._forward import forward_of
 from halfstep.torch._regions._tree import tensors_in
+from halfstep.torch._within import Within
 
 Found = TypeVar("Found")
 
@@ -48,10 +48,6 @@ class Seen(NamedTuple):
     ranges: Ranges
     power: int
     casts: tuple[Cast, ...]
-
-
-class _Depth(threading.local):
-    value = 0
 
 
 class Looking:
@@ -77,7 +73,7 @@ class Looking:
     def __init__(self) -> None:
         self._calls: deque[Call] = deque(maxlen=_KEPT_CALLS)
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._depth = _Depth()
+        self._within = Within()
         self._told_casts = False
 
     def start(self) -> Undo:
@@ -108,7 +104,7 @@ class Looking:
     @property
     def entered_broken(self) -> bool:
         """Whether gradients came back to a model that were not finite already."""
-        return any(call.entered_broken for call in self._calls)
+        return any(call.entered_broken for call in tuple(self._calls))
 
     def faults(self, scale: float) -> Diagnosis:
         """Returns the first fault of the step in a model, false if there is none.
@@ -119,7 +115,7 @@ class Looking:
         return _outside(lambda: self._faults(scale))
 
     def _faults(self, scale: float) -> Diagnosis:
-        found, several = Diagnosis(), len({id(call.model) for call in self._calls}) > 1
+        found, several = Diagnosis(), len({id(call.model) for call in tuple(self._calls)}) > 1
         for model, loss_fn in self._models(scale):
             with self._as_before(model):
                 found = diagnose(model, (), loss_fn, loss_scale=_outer(model, scale))
@@ -188,16 +184,16 @@ class Looking:
         self, scale: float, *, broken: bool = False
     ) -> Iterator[tuple[nn.Module, Callable[..., Tensor]]]:
         """Yields each model that was called, the one of the most parameters first, and its loss."""
-        models = list({id(call.model): call.model for call in self._calls}.values())
+        models = list({id(call.model): call.model for call in tuple(self._calls)}.values())
         for model in sorted(models, key=_size, reverse=True):
-            calls = [call for call in self._calls if call.model is model]
-            with quiet(*_EVENTS), self._unseen(), suspended():
+            calls = [call for call in tuple(self._calls) if call.model is model]
+            with quiet(*_EVENTS), self._within.call(), suspended():
                 yield model, loss_of(calls, _outer(model, scale), broken=broken)
 
     @contextlib.contextmanager
     def _as_before(self, model: nn.Module) -> Iterator[None]:
         """Lets the buffers of a model be what they were before the step, until the block ends."""
-        buffers = next(call.buffers for call in self._calls if call.model is model)
+        buffers = next(call.buffers for call in tuple(self._calls) if call.model is model)
         now = [(each, each.clone()) for each, _ in buffers]
         try:
             put(buffers)
@@ -208,8 +204,8 @@ class Looking:
     def _casts(self, model: nn.Module) -> Iterator[Cast]:
         explanation, copied = Explanation(), twin(model)[0]
         observer = Observer(explanation, _state.below_autocast)
-        with self._unseen(), undrawn(), _state.observed(observer), observer:
-            for call in self._calls:
+        with self._within.call(), undrawn(), _state.observed(observer), observer:
+            for call in tuple(self._calls):
                 if call.model is model:
                     call.again(copied)
         for row in explanation.rows:
@@ -219,27 +215,18 @@ class Looking:
                 source = " ".join(others) or target
                 yield Cast(row.operation, row.module, row.casts, source, target, row.cast_bytes)
 
-    @contextlib.contextmanager
-    def _unseen(self) -> Iterator[None]:
-        """Keeps no calls until the block ends."""
-        self._depth.value += 1
-        try:
-            yield
-        finally:
-            self._depth.value -= 1
-
     def _stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not self._depth.value:
+        if not self._within.here:
             self._optimizers.add(optimizer)
 
     def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self._depth.value or in_backward() or not torch.is_grad_enabled():
+        if self._within.holds(module) or in_backward() or not torch.is_grad_enabled():
             return original(module, *args, **kwargs)
         kind: Any = type(module)
         if _is_of_keras(kind) or not any(it.requires_grad for it in module.parameters()):
             return original(module, *args, **kwargs)
         call = Call.of(module, args, kwargs)
-        with self._unseen():
+        with self._within.call(module):
             output = original(module, *args, **kwargs)
         call.made(tensors_in(output))
         self._calls.append(call)

@@ -1,6 +1,6 @@
 """Makes a model a region: one line."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -65,7 +65,7 @@ def prepare(
 
     Raises:
         UsageError: The model is not a module, is a region already or trains parameters in half
-            precision; an optimizer is none, or trains nothing in the model.
+            precision; an optimizer is none, or trains nothing in the model, or is missing to widen.
         PolicyError: The policy cannot be read or followed.
 
     Example:
@@ -94,7 +94,7 @@ def prepare(
     optimizers = checked_optimizers(optimizer, module)
     chosen = checked_policy(policy)
     settings = checked_masters(masters, chosen, grad_dtype, bucket_bytes)
-    handler = checked_handler(on_overflow, release=release)
+    handler = checked_handler(on_overflow, optimizers, release=release)
     region = Region(module, chosen, fresh(chosen.scale.init(), device_of(module)), handler)
     if settings is None:
         refuse_half(module)
@@ -113,7 +113,9 @@ def prepare(
     return region
 
 
-def checked_handler(on_overflow: Any, *, release: bool) -> Skipping:
+def checked_handler(
+    on_overflow: Any, optimizers: Sequence[Optimizer], *, release: bool
+) -> Skipping:
     """Returns what handles the overflows of a region."""
     if on_overflow not in ("skip", "widen"):
         raise UsageError(
@@ -126,6 +128,12 @@ def checked_handler(on_overflow: Any, *, release: bool) -> Skipping:
         raise UsageError(
             "prepare needs on_overflow='skip' with release=True, got 'widen', which goes through a "
             "step once more, when its gradients are gone. Leave one of them out."
+        )
+    if not optimizers:
+        raise UsageError(
+            "prepare needs an optimizer with on_overflow='widen', got none: what overflows on and "
+            "on shows in the steps that it skips. Write prepare(model, optimizer, "
+            "on_overflow='widen'), and attach() others later."
         )
     return Widening(_search)
 

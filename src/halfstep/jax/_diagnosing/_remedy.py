@@ -29,14 +29,32 @@ _MANY_LOST = 0.01
 _SELECTED = """\
 safe = jnp.where({taken}, h, {instead})  # h is what goes into {word}
 jnp.where({taken}, {call}, 0)"""
+# What is left out of a logarithm would make a loss of nothing where a prediction is quite wrong.
+_MOVED = """\
+safe = jnp.where({taken}, h, {instead})  # h is what goes into {word}
+jnp.{word}(safe)"""
+# An angle has a value at both ends, and only no derivative.
+_ANGLE = """\
+safe, ends = jnp.where(abs(h) < 1, h, 0), jnp.clip(jax.lax.stop_gradient(h), -1, 1)
+jnp.where(abs(h) < 1, jnp.{word}(safe), jnp.{word}(ends))  # h is what goes into {word}"""
+_POWER = """\
+taken = (h > 0) | (power % 1 == 0) & ((h != 0) | (power >= 0))
+safe = jnp.where(taken, h, 1)  # h is what goes into pow
+jnp.where(taken, safe**power, 0)"""
+# Of what is above it, exp is inf in float32.
+_MOST = 88.72283
 
 
 def _selected(word: str, taken: str, instead: int, call: str) -> str:
     return _SELECTED.format(word=word, taken=taken, instead=instead, call=call)
 
 
-def _clipped(word: str) -> str:
-    return f"jnp.{word}(jnp.clip(h, -1 + 1e-6, 1 - 1e-6))"
+def _moved(word: str, taken: str, instead: str) -> str:
+    return _MOVED.format(word=word, taken=taken, instead=instead)
+
+
+def _angle(word: str) -> str:
+    return _ANGLE.format(word=word)
 
 
 @dataclass(frozen=True)
@@ -62,17 +80,21 @@ def _up_to_zero(h: Any) -> Any:
     return h <= 0
 
 
+def _from_one(h: Any) -> Any:
+    return abs(h) >= 1
+
+
 # In the order in which a line that has several is read.
 _SINGULAR = {
     "sqrt": _Singular(_up_to_zero, _selected("sqrt", "h > 0", 1, "jnp.sqrt(safe)")),
     "rsqrt": _Singular(_up_to_zero, _selected("rsqrt", "h > 0", 1, "jax.lax.rsqrt(safe)")),
     "cbrt": _Singular(_at_zero, _selected("cbrt", "h != 0", 1, "jnp.cbrt(safe)")),
-    "log": _Singular(_up_to_zero, _selected("log", "h > 0", 1, "jnp.log(safe)")),
-    "log1p": _Singular(lambda h: h <= -1, _selected("log1p", "h > -1", 0, "jnp.log1p(safe)")),
-    "pow": _Singular(_up_to_zero, _selected("pow", "h > 0", 1, "safe**power")),
-    "acos": _Singular(lambda h: abs(h) >= 1, _clipped("acos")),
-    "asin": _Singular(lambda h: abs(h) >= 1, _clipped("asin")),
-    "exp": _Singular(lambda h: h > 80, "jnp.exp(jnp.minimum(h, 80))"),
+    "log": _Singular(_up_to_zero, _moved("log", "h > 0", "jnp.finfo(h.dtype).tiny")),
+    "log1p": _Singular(lambda h: h <= -1, _moved("log1p", "h > -1", "-1 + jnp.finfo(h.dtype).eps")),
+    "pow": _Singular(_up_to_zero, _POWER),
+    "acos": _Singular(_from_one, _angle("acos")),
+    "asin": _Singular(_from_one, _angle("asin")),
+    "exp": _Singular(lambda h: h > _MOST, _moved("exp", f"h <= {_MOST}", f"{_MOST}")),
     "div": _Singular(_at_zero, _selected("div", "h != 0", 1, "dividend / safe"), operand=1),
 }
 
