@@ -11,7 +11,8 @@ from jax import numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from halfstep.jax._diagnosing._made import Value, value
-from halfstep.jax._diagnosing._run import HANDLERS, Handler, Place, Run
+from halfstep.jax._diagnosing._place import Place
+from halfstep.jax._diagnosing._run import HANDLERS, Handler, Run
 from halfstep.jax._primitives import linear_p, true_p
 from halfstep.jax._scaled import factors_of
 
@@ -79,8 +80,10 @@ def run_while(run: Run, equation: Any, operands: list[Value], place: Place) -> l
     first = params["cond_nconsts"]
     last = first + params["body_nconsts"]
     tested, looped, carry = operands[:first], operands[first:last], operands[last:]
-    while run.closed(params["cond_jaxpr"], [*tested, *carry], inside)[0].array:
-        carry = run.closed(params["body_jaxpr"], [*looped, *carry], inside)
+    turn = 0
+    while run.closed(params["cond_jaxpr"], [*tested, *carry], inside.at(turn))[0].array:
+        carry = run.closed(params["body_jaxpr"], [*looped, *carry], inside.at(turn))
+        turn += 1
     return carry
 
 
@@ -93,7 +96,8 @@ def run_scan(run: Run, equation: Any, operands: list[Value], place: Place) -> li
     turns, rows = range(params["length"]), list[list[Value]]()
     for turn in reversed(turns) if params["reverse"] else turns:
         slices = [_slice(each, turn) for each in whole]
-        out = run.closed(params["jaxpr"], [*consts, *carry, *slices], inside)
+        here = inside.at(turn, params["length"])
+        out = run.closed(params["jaxpr"], [*consts, *carry, *slices], here)
         carry, row = out[: len(carry)], out[len(carry) :]
         rows.append(row)
     ordered = rows[::-1] if params["reverse"] else rows
@@ -102,7 +106,9 @@ def run_scan(run: Run, equation: Any, operands: list[Value], place: Place) -> li
 
 
 def _slice(each: Value, turn: int) -> Value:
-    return value(each.array[turn], each.origins, varies=each.varies)
+    name = f"{each.name}[{turn}]" if each.name else ""
+    known = {"varies": each.varies, "wide": each.wide, "maker": each.maker}
+    return value(each.array[turn], each.origins, name=name, **known)
 
 
 def _stacked(column: tuple[Value, ...]) -> Value:
@@ -111,7 +117,8 @@ def _stacked(column: tuple[Value, ...]) -> Value:
     # In another format, what a turn hands on as it came is not what the next one computes.
     if len({each.dtype for each in arrays}) > 1:
         arrays = [each.astype(jnp.float32) for each in arrays]
-    return value(jnp.stack(arrays), origins, varies=any(each.varies for each in column))
+    known = {name: any(getattr(each, name) for each in column) for name in ("varies", "wide")}
+    return value(jnp.stack(arrays), origins, maker=column[-1].maker, **known)
 
 
 def _empty(equation: Any, first: int) -> list[Value]:
