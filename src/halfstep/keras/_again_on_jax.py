@@ -12,6 +12,7 @@ from halfstep.keras._again import Compiled
 from halfstep.keras._calls import is_traced
 from halfstep.keras._loops_on_jax import telling
 from halfstep.keras._patches import Undo
+from halfstep.keras._returned import Enough
 from halfstep.keras._returned_on_jax import following
 from halfstep.keras._watch import inside
 
@@ -25,10 +26,6 @@ class _Local(threading.local):
 
 
 _local = _Local()
-
-
-class _Enough(Exception):
-    """The model was called and has its gradients: what becomes of these does not matter."""
 
 
 @contextlib.contextmanager
@@ -77,7 +74,7 @@ def _grad(keep: Any, tell: Any, original: Any, function: Any, *args: Any, **opti
             with following():
                 function(*given, **named)
                 made(*given, **named)
-            raise _Enough
+            raise Enough
         # What runs again is to take gradients.
         return _call(keep, tell, wrapped, made, *given, **named)
 

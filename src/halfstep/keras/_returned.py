@@ -15,6 +15,10 @@ from halfstep.keras._private import backend
 _BACKENDS = {name: f"_returned_on_{name}" for name in ("jax", "tensorflow", "torch")}
 
 
+class Enough(Exception):
+    """The models were called and have their gradients: what becomes of these does not matter."""
+
+
 class Returned:
     """What comes back to the outputs of one call of a model.
 
