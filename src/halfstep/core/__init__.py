@@ -64,6 +64,7 @@ from halfstep.core._skips import levels_to_user as levels_to_user
 from halfstep.core._skips import overflow_reason as overflow_reason
 from halfstep.core._skips import tell_skips as tell_skips
 from halfstep.core._skips import where_from as where_from
+from halfstep.core._together import together as together
 from halfstep.core._unmatched import UnmatchedRuleWarning as UnmatchedRuleWarning
 from halfstep.core._unmatched import unmatched as unmatched
 from halfstep.core._window import Window as Window

@@ -12,7 +12,7 @@ _ROLES = {
     "grad_input": "the gradient of its input",
     "grad_weight": "the gradient of its weight",
 }
-_OF_PARAMETERS = {"grad_weight": "the gradient of "}
+_OF_PARAMETERS = {"grad_weight": "the gradient of ", "constant": "the constant "}
 _MADE = "{module}: {operation} made {kind} in the {phase} pass, in {range}"
 _WORDS = {
     "data": "{module}: the {role} holds {kind} before the model computes anything",
@@ -35,8 +35,8 @@ class Fault:
         operation: A word for it, such as "matmul", "conv" or "divide"; "cast" where a number did
             not fit into the format that it was cast to, "data" where it came from outside.
         phase: "forward" or "backward".
-        role: What held it: "input", "weight", "buffer", "target", "output", "grad_output",
-            "grad_input" or "grad_weight".
+        role: What held it: "input", "weight", "buffer", "target", "constant", "output",
+            "grad_output", "grad_input" or "grad_weight".
         kind: "inf", "nan", "inf and nan"; "underflow" where numbers became zero.
         dtype: The format that could not hold the number.
         shape: The shape of the tensor.
@@ -44,8 +44,8 @@ class Fault:
         in_float32: Whether the same model in float32 makes it, too.
         remedy: What to write instead, to be pasted; empty where nothing is known.
         source: The line that it came from, as "file:line (function)"; empty where it is not known.
-        parameter: The name of the parameter or buffer that held it, or whose gradient did; empty
-            for none, and where it is not known.
+        parameter: The name of the parameter, buffer or argument that held it, or whose gradient
+            did, or the number that was written; empty for none, and where it is not known.
         note: What else there is to know; empty for nothing.
         changes: What the remedy changes.
 

@@ -1,10 +1,10 @@
 """Collects what the process of a script tells into a report."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from halfstep.core import Cast, Diagnosis, Exponents, Range, Ranges, Report, Step
+from halfstep.core import Cast, Diagnosis, Ranges, Report, Step, together
 from halfstep.launch import RunLog, RunResult, policy_text
 
 
@@ -135,7 +135,7 @@ class Heard:
         run = self._log.result(exit_code=bool(error), error=error, seconds=0.0)
         sampled = [look.report for look in self._looks if not look.failed]
         last = sampled[-1] if sampled else Report(script="", policy="")
-        ranges = _together([each.ranges for each in sampled])
+        ranges = together([each.ranges for each in sampled])
         report = Report(
             script=script,
             policy=self.policy if self.overrides else self._policy_text(run, ranges),
@@ -196,19 +196,7 @@ def half_of(ranges: Ranges) -> str:
     return next((each for each in forms if each in HALF), "")
 
 
-def _together(found: list[Ranges]) -> Ranges:
-    """Returns the sums of the counts of several steps; the rest is that of the last one."""
-    rows: dict[tuple[str, str], Range] = {}
-    for each in found:
-        for row in each.rows:
-            before = rows.get((row.module, row.role), replace(row, **_NOTHING))
-            added = {name: getattr(before, name) + getattr(row, name) for name in _NOTHING}
-            rows[row.module, row.role] = replace(row, **added)
-    return replace(found[-1], rows=tuple(rows.values())) if found else Ranges()
-
-
 HALF = ("float16", "bfloat16")
-_NOTHING: dict[str, Any] = {"reference": Exponents(), "run": Exponents()}
 
 
 def _first_casts(found: list[Report]) -> tuple[Cast, ...]:
