@@ -1,5 +1,12 @@
 """The part of halfstep that knows no framework: values, rules and the loss scale's transition."""
 
+from halfstep.core._auto import FamilyTimes as FamilyTimes
+from halfstep.core._auto_name import AUTO as AUTO
+from halfstep.core._auto_name import Auto as Auto
+from halfstep.core._auto_name import is_auto as is_auto
+from halfstep.core._caches import cache_folder as cache_folder
+from halfstep.core._chosen import CHOSEN as CHOSEN
+from halfstep.core._chosen import Chosen as Chosen
 from halfstep.core._cut import Boundary as Boundary
 from halfstep.core._cut import cheapest as cheapest
 from halfstep.core._diagnosis import Diagnosis as Diagnosis
@@ -33,6 +40,8 @@ from halfstep.core._plan import plan_of as plan_of
 from halfstep.core._plan import tell_if_stale as tell_if_stale
 from halfstep.core._policy import Policy as Policy
 from halfstep.core._processor import processor as processor
+from halfstep.core._race import Entry as Entry
+from halfstep.core._race import Race as Race
 from halfstep.core._ranges import BACKWARD as BACKWARD
 from halfstep.core._ranges import FORWARD as FORWARD
 from halfstep.core._ranges import Range as Range
@@ -64,18 +73,24 @@ from halfstep.core._words import operation_word as operation_word
 
 __all__ = [
     "ACTIONS",
+    "AUTO",
     "BACKWARD",
+    "CHOSEN",
     "FAMILIES",
     "FORMATS",
     "FORWARD",
     "LOW_FORMATS",
     "SEVERITIES",
+    "Auto",
     "Boundary",
     "Candidate",
     "Cast",
+    "Chosen",
     "Culprits",
     "Diagnosis",
+    "Entry",
     "Exponents",
+    "FamilyTimes",
     "Fault",
     "Finding",
     "Format",
@@ -87,6 +102,7 @@ __all__ = [
     "Observed",
     "Plan",
     "Policy",
+    "Race",
     "Range",
     "Ranges",
     "Reading",
@@ -100,10 +116,12 @@ __all__ = [
     "Step",
     "UnmatchedRuleWarning",
     "Window",
+    "cache_folder",
     "cheapest",
     "complete",
     "culprits_text",
     "emit",
+    "is_auto",
     "levels_to_user",
     "listening",
     "metric",
@@ -130,8 +148,11 @@ __all__ = [
 for _value in (
     Candidate,
     Cast,
+    Chosen,
     Diagnosis,
+    Entry,
     Exponents,
+    FamilyTimes,
     Fault,
     Finding,
     Format,
@@ -143,6 +164,7 @@ for _value in (
     Observed,
     Plan,
     Policy,
+    Race,
     Range,
     Ranges,
     Reading,
