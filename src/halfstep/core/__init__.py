@@ -1,6 +1,7 @@
 """The part of halfstep that knows no framework: values, rules and the loss scale's transition."""
 
 from halfstep.core._auto import FamilyTimes as FamilyTimes
+from halfstep.core._auto import Size as Size
 from halfstep.core._auto_name import AUTO as AUTO
 from halfstep.core._auto_name import Auto as Auto
 from halfstep.core._auto_name import is_auto as is_auto
@@ -111,6 +112,7 @@ __all__ = [
     "Rules",
     "Sample",
     "ScaleState",
+    "Size",
     "SkippedStepsWarning",
     "StalePlanWarning",
     "Step",

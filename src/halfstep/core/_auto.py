@@ -12,8 +12,8 @@ from halfstep.errors import ReportError
 
 Size = Literal["small", "large"]
 
-# What a format has to save of float32's time, so that it is worth to be there.
-_GAIN = 0.95
+# What a format has to save of float32's time: regions, and casts at their edges, cost some of it.
+_GAIN = 0.9
 # What it may take more of it, where it saves memory and casts.
 _MARGIN = 1.05
 # The one that needs no loss scale first: the other has to be faster by as much as is a gain.

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import tempfile
 import threading
@@ -118,7 +119,12 @@ class Chosen:
         return None
 
     def _agreed(self, machine: Machine, times: Times) -> Times:
-        """Writes a file, and returns what it says in the end in whichever process did so first."""
+        """Writes a file, and returns what it says in the end, of whichever process was first.
+
+        What the machine had no time for is to be measured again.
+        """
+        if any(math.isinf(each.float32) for each in times):
+            return times
         with contextlib.suppress(*_NO_FILE):
             path = self._path(machine)
             with tempfile.TemporaryDirectory(dir=path.parent) as folder:

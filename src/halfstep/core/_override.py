@@ -24,7 +24,8 @@ def override_policy(policy: Policy | str) -> Iterator[Policy | Auto]:
         True
     """
     global _overriding
-    chosen, before = AUTO if is_auto(policy) else Policy.of(policy), _overriding
+    before = _overriding
+    chosen: Policy | Auto = AUTO if is_auto(policy) else Policy.of(policy)
     _overriding = chosen
     try:
         yield chosen

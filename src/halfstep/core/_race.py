@@ -3,20 +3,25 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from halfstep.core._auto import FamilyTimes
 
 LIMIT = 2.0  # seconds
 
-_ROUNDS = 12
-# What takes that many times as long as float32 at first is not called again.
-_FAR = 10.0
-# What takes that many times as long is not timed any further.
+# Of this many readings the shortest counts, and of fewer than a few none.
+_ROUNDS = 24
+_LEAST = 3
+# What takes that many times as long as float32 is not timed any further, after one or a few.
+_FAR = 20.0
 _HOPELESS = 2.0
-_ENOUGH = 0.002  # seconds that one reading should last, so that the clock's grain does not matter
+# Seconds that a reading lasts at least, so that the clock's grain does not matter, and hardly
+# longer, so that some are over before the machine does something else.
+_ENOUGH = 0.0005
 _MOST = 32
+# How much of the time that is left a family may take.
+_SHARE = 0.65
 
 Call = Callable[[], object]
 
@@ -64,44 +69,50 @@ class Race:
     ) -> None:
         self._calls, self._wait, self._clock = calls, wait, clock
         self._end = clock() + limit
-        self._best: dict[Entry, float] = {}
+        self._readings: dict[Entry, list[float]] = {entry: [] for entry in calls}
 
     def times(self) -> tuple[FamilyTimes, ...]:
-        """Returns the shortest time of each call, inf of those that could not be made.
+        """Returns the shortest time of each call, inf of those that could not be timed.
 
         Example:
             >>> Race({}).times()
             ()
         """
-        for entry in self._calls:
-            self._start(entry)
-        for _ in range(_ROUNDS):
-            for entry in self._calls:
-                if self._is_open(entry):
-                    self._best[entry] = min(self._best[entry], self._reading(entry))
-        return self._summary()
+        groups = dict.fromkeys((entry.family, entry.size) for entry in self._calls)
+        for group in groups:
+            # What comes first matters most, but is not to leave nothing where time is short.
+            share = _SHARE * (self._end - self._clock())
+            self._run(self._of(*group), self._clock() + share)
+        return tuple(FamilyTimes(*group, **self._shortest(self._of(*group))) for group in groups)
 
-    def _start(self, entry: Entry) -> None:
-        """Calls something for the first time, and once more if that was not far too slow."""
+    def _of(self, family: str, size: str) -> list[Entry]:
+        return [each for each in self._calls if (each.family, each.size) == (family, size)]
+
+    def _run(self, entries: Sequence[Entry], end: float) -> None:
+        first = {entry: self._first(entry, end) for entry in entries}
+        for _ in range(_ROUNDS):
+            for entry, seconds in first.items():
+                if math.isfinite(seconds) and self._clock() < end and not self._is_slow(entry):
+                    self._read(entry, seconds)
+
+    def _first(self, entry: Entry, end: float) -> float:
+        """Returns how long the first call takes, which is that of no other one."""
         # A format may lack a kernel, which each framework tells by an error of its own.
         with contextlib.suppress(Exception):
-            for _ in range(2):
-                if self._has_time() and self._best.get(entry, 0.0) <= _FAR * self._wide(entry):
-                    self._best[entry] = self._seconds(entry, 1)
+            if self._clock() < end:
+                return self._seconds(entry, 1)
+        return math.inf
 
-    def _is_open(self, entry: Entry) -> bool:
-        hopeful = self._best.get(entry, math.inf) <= _HOPELESS * self._wide(entry)
-        return entry in self._best and hopeful and self._has_time()
+    def _read(self, entry: Entry, first: float) -> None:
+        seconds = min((first, *self._readings[entry]))
+        times = round(_ENOUGH / max(seconds, 1e-7))
+        self._readings[entry].append(self._seconds(entry, max(1, min(_MOST, times))))
 
-    def _wide(self, entry: Entry) -> float:
-        return self._best.get(entry._replace(dtype="float32"), math.inf)
-
-    def _has_time(self) -> bool:
-        return self._clock() < self._end
-
-    def _reading(self, entry: Entry) -> float:
-        times = round(_ENOUGH / max(self._best[entry], 1e-7))
-        return self._seconds(entry, max(1, min(_MOST, times)))
+    def _is_slow(self, entry: Entry) -> bool:
+        """Returns whether enough is known of something that is slow."""
+        own, wide = self._readings[entry], self._readings[entry._replace(dtype="float32")]
+        limit = _HOPELESS if len(own) >= _LEAST else _FAR
+        return bool(own and wide) and min(own) > limit * min(wide)
 
     def _seconds(self, entry: Entry, times: int) -> float:
         begin = self._clock()
@@ -110,9 +121,6 @@ class Race:
         self._wait()
         return (self._clock() - begin) / times
 
-    def _summary(self) -> tuple[FamilyTimes, ...]:
-        groups = dict.fromkeys((each.family, each.size) for each in self._calls)
-        return tuple(FamilyTimes(*group, **self._of(group)) for group in groups)
-
-    def _of(self, group: tuple[str, str]) -> dict[str, float]:
-        return {e.dtype: seconds for e, seconds in self._best.items() if e[:2] == group}
+    def _shortest(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        known = [e for e in entries if len(self._readings[e]) >= _LEAST or self._is_slow(e)]
+        return {each.dtype: min(self._readings[each]) for each in known}

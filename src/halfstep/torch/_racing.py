@@ -1,0 +1,96 @@
+"""Operations of the kinds that a training step is made of, to be timed in each format."""
+
+import functools
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from halfstep.core import Entry
+from halfstep.torch._dtypes import COMPUTE
+
+Forward = Callable[[list[Tensor]], Tensor]
+
+# Of each size: the shapes of what an operation reads, weights last.
+_SHAPES: dict[str, dict[str, tuple[tuple[int, ...], ...]]] = {
+    "large": {
+        "matmul": ((256, 512), (512, 512)),
+        "convolution": ((2, 64, 16, 16), (64, 64, 3, 3)),
+        "attention": ((2, 4, 128, 64),) * 3,
+        "normalisation": ((256, 512), (512,), (512,)),
+    },
+    "small": {
+        "matmul": ((128, 64), (64, 64)),
+        "convolution": ((8, 8, 16, 16), (8, 8, 3, 3)),
+        "attention": ((2, 4, 64, 16),) * 3,
+        "normalisation": ((128, 64), (64,), (64,)),
+    },
+}
+# How many of these, at the end, are weights: kept in float32, and cast at each use.
+_WEIGHTS = {"matmul": 1, "convolution": 1, "attention": 0, "normalisation": 2}
+
+
+def calls(device: torch.device) -> Mapping[Entry, Callable[[], object]]:
+    """Returns what runs each operation forward and backward, in each format.
+
+    Args:
+        device: Where.
+
+    Example:
+        >>> len(calls(torch.device("cpu")))
+        24
+    """
+    # Of its own, so that the script's random numbers stay what they are.
+    generator = torch.Generator(device).manual_seed(0)
+    return {
+        Entry(family, size, name): _call(family, _made(shapes, generator), dtype)
+        for size, families in _SHAPES.items()
+        for family, shapes in families.items()
+        for name, dtype in COMPUTE.items()
+    }
+
+
+def _made(shapes: tuple[tuple[int, ...], ...], generator: torch.Generator) -> list[Tensor]:
+    return [torch.randn(each, device=generator.device, generator=generator) for each in shapes]
+
+
+def _call(family: str, tensors: list[Tensor], dtype: torch.dtype) -> Callable[[], object]:
+    first_weight = len(tensors) - _WEIGHTS[family]
+    inputs = [each.to(dtype) for each in tensors[:first_weight]]
+    leaves = [each.requires_grad_() for each in (*inputs, *tensors[first_weight:])]
+    return functools.partial(_run, _FORWARDS[family], leaves, dtype)
+
+
+def _run(forward: Forward, leaves: list[Tensor], dtype: torch.dtype) -> object:
+    output = forward([each.to(dtype) for each in leaves])
+    return torch.autograd.grad(output, leaves, torch.ones_like(output))
+
+
+def _product(tensors: list[Tensor]) -> Tensor:
+    inputs, weight = tensors
+    return functional.linear(inputs, weight)
+
+
+def _convolution(tensors: list[Tensor]) -> Tensor:
+    inputs, weight = tensors
+    return functional.conv2d(inputs, weight, padding=1)
+
+
+def _attention(tensors: list[Tensor]) -> Tensor:
+    query, key, value = tensors
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def _bound_by_memory(tensors: list[Tensor]) -> Tensor:
+    inputs, weight, bias = tensors
+    normal = functional.layer_norm(inputs, weight.shape, weight, bias)
+    return inputs + functional.gelu(normal)
+
+
+_FORWARDS: dict[str, Forward] = {
+    "matmul": _product,
+    "convolution": _convolution,
+    "attention": _attention,
+    "normalisation": _bound_by_memory,
+}
