@@ -2,6 +2,7 @@
 
 from halfstep.core._auto import FamilyTimes as FamilyTimes
 from halfstep.core._auto import Size as Size
+from halfstep.core._auto import brief as brief
 from halfstep.core._auto_name import AUTO as AUTO
 from halfstep.core._auto_name import Auto as Auto
 from halfstep.core._auto_name import is_auto as is_auto
@@ -118,6 +119,7 @@ __all__ = [
     "Step",
     "UnmatchedRuleWarning",
     "Window",
+    "brief",
     "cache_folder",
     "cheapest",
     "complete",

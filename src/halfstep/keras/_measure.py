@@ -53,10 +53,6 @@ class Probe:
         set_global_policy(policy)
         self._release = hold_policy()
 
-    def choose_policy(self, use: Callable[[str], None]) -> None:
-        """Calls `use` with bfloat16's policy, which every device has and which needs no scale."""
-        use("mixed_bfloat16")
-
     def has_lowered(self) -> bool | None:
         """Returns whether a model that trained computes in low precision, None if none did."""
         return self._models.lowered
