@@ -54,7 +54,7 @@ class FamilyTimes:
 
     def __post_init__(self) -> None:
         seconds = self.float32, self.bfloat16, self.float16
-        if self.family in _TARGETS and self.size in _SIZES and min(seconds) >= 0.0:
+        if self.family in _TARGETS and self.size in _SIZES and all(each >= 0.0 for each in seconds):
             return
         raise ReportError(
             f"FamilyTimes needs a family among {', '.join(_TARGETS)}, a size among "
@@ -162,12 +162,11 @@ def _why(policy: Policy, ratios: Mapping[str, Mapping[str, float]], device: str)
 
 
 def _takes(dtype: str, ratios: Mapping[str, float]) -> str:
-    shown = (f"{_number(ratio)} in {family}" for family, ratio in ratios.items())
-    return f"{dtype} takes {', '.join(shown)}"
-
-
-def _number(ratio: float) -> str:
-    return "an unknown part" if math.isinf(ratio) else f"{ratio:.2f}"
+    known = [f"{ratio:.2f} in {family}" for family, ratio in ratios.items() if math.isfinite(ratio)]
+    unknown = [family for family, ratio in ratios.items() if math.isinf(ratio)]
+    parts = [f"takes {', '.join(known)}"] if known else []
+    parts += [f"could not be measured in {', '.join(unknown)}"] if unknown else []
+    return f"{dtype} {' and '.join(parts)}"
 
 
 def brief(policy: Policy) -> str:

@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -91,19 +90,27 @@ def _weights(module: nn.Module) -> Iterator[tuple[int, int]]:
 
 
 def _chosen(device: torch.device, size: Size) -> Policy:
-    here = _machine(device.type, device.index, _settings(device.type))
-    return CHOSEN.policy(here, functools.partial(_measured, device), size)
+    return CHOSEN.policy(here(device), functools.partial(_measured, device), size)
 
 
-def _settings(device_type: str) -> tuple[Any, ...]:
-    """Returns what a user may set that changes how long float32 takes."""
-    return torch.get_num_threads(), torch.get_float32_matmul_precision(), device_type
+def here(device: torch.device) -> Machine:
+    """Returns where something is measured, and what a user may set that float32 depends on.
+
+    Args:
+        device: The device.
+
+    Example:
+        >>> here(torch.device("cpu")).versions[-1]
+        'float32 highest'
+    """
+    precision = torch.get_float32_matmul_precision()
+    return _machine(device.type, device.index, torch.get_num_threads(), precision)
 
 
 @functools.lru_cache(maxsize=64)
-def _machine(device_type: str, _index: int | None, settings: tuple[Any, ...]) -> Machine:
+def _machine(device_type: str, _index: int | None, _threads: int, precision: str) -> Machine:
     found = machine(device_type)
-    return replace(found, versions=(*found.versions, f"float32 {settings[1]}"))
+    return replace(found, versions=(*found.versions, f"float32 {precision}"))
 
 
 def _measured(device: torch.device) -> tuple[FamilyTimes, ...]:
