@@ -42,7 +42,7 @@ def product(weights, inputs):
 
 def dtypes(function):
     text = str(jax.make_jaxpr(function)(WEIGHTS, INPUTS))
-    return {name for name in ("bf16", "f16") if f"{name}[3,2] = dot_general" in text}
+    return {name for name in ("bf16", "f16") if f":{name}[3,2] = dot_general" in text}
 
 
 def test_it_is_found_out_when_the_function_is_called(device):

@@ -65,6 +65,7 @@ def test_it_wins_and_is_won_over(device):
 
 
 def test_a_script_is_measured_for_when_it_builds_a_layer(device):
+    keras.utils.clear_session()  # in which nobody has set a policy
     probe = Probe()
     probe.set_policy("auto")
     assert device.count == 0
@@ -74,6 +75,7 @@ def test_a_script_is_measured_for_when_it_builds_a_layer(device):
     assert device.count == 1
     probe.set_policy("float32")
     assert keras.layers.Dense(2).compute_dtype == "float32"
+    probe._release()
 
 
 def test_a_policy_of_the_script_comes_before_it(device):
