@@ -20,6 +20,8 @@ _SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "normalisation": ((256, 512), (512,), (512,)),
 }
 _WEIGHTS = {"matmul": 1, "convolution": 1, "attention": 0, "normalisation": 2}
+# XLA makes all else of these, and what it fuses; compiling it would take all of the time.
+_OF_JAX = ("matmul", "convolution")
 
 
 def chosen() -> Policy:
@@ -40,13 +42,14 @@ def _measured() -> tuple[FamilyTimes, ...]:
 
 def _race() -> Race:
     last: list[Any] = []
+    return Race(calls(last), lambda: wait(last))
 
-    def wait() -> None:
-        # A device does one thing after the other: with this one, all before it is done.
-        if last:
-            keras.ops.convert_to_numpy(keras.ops.max(last[0]))
 
-    return Race(calls(last), wait)
+def wait(last: list[Any]) -> None:
+    """Waits for gradients, and all that was computed before: a device does one thing at a time."""
+    if last:
+        # Not every backend makes an array of bfloat16.
+        keras.ops.convert_to_numpy(keras.ops.cast(keras.ops.max(last[0]), "float32"))
 
 
 def calls(last: list[Any]) -> Mapping[Entry, Callable[[], object]]:
@@ -56,12 +59,12 @@ def calls(last: list[Any]) -> Mapping[Entry, Callable[[], object]]:
         last: Is filled with the gradients of the last call.
 
     Example:
-        >>> len(calls([]))
-        12
+        >>> len(calls([])) in (6, 12)
+        True
     """
     return {
         Entry(family, "large", dtype): _call(family, dtype, last)
-        for family in _SHAPES
+        for family in (_OF_JAX if keras.config.backend() == "jax" else _SHAPES)
         for dtype in _DTYPES
     }
 
