@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from halfstep.core import Entry, Race
+from halfstep.core import Entry, Race, begun
 
 FORMATS = ("float32", "bfloat16", "float16")
 
@@ -109,3 +109,16 @@ def test_a_device_is_waited_for(clock):
 
     (times,) = Race({wide: lambda: begun.append(1)}, wait, clock).times()
     assert times.float32 == pytest.approx(0.001)
+
+
+def test_what_has_begun_was_called_once_whatever_it_raises():
+    called = []
+
+    def fail():
+        called.append("fail")
+        raise RuntimeError("no kernel")
+
+    wide, low = entries("matmul")[:2]
+    calls = {wide: lambda: called.append("wide"), low: fail}
+    assert begun(calls) is calls
+    assert sorted(called) == ["fail", "wide"]

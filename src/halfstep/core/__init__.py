@@ -44,6 +44,7 @@ from halfstep.core._policy import Policy as Policy
 from halfstep.core._processor import processor as processor
 from halfstep.core._race import Entry as Entry
 from halfstep.core._race import Race as Race
+from halfstep.core._race import begun as begun
 from halfstep.core._ranges import BACKWARD as BACKWARD
 from halfstep.core._ranges import FORWARD as FORWARD
 from halfstep.core._ranges import Range as Range
@@ -119,6 +120,7 @@ __all__ = [
     "Step",
     "UnmatchedRuleWarning",
     "Window",
+    "begun",
     "brief",
     "cache_folder",
     "cheapest",

@@ -4,6 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from halfstep.core._auto import FamilyTimes
@@ -42,6 +43,23 @@ class Entry(NamedTuple):
     family: str
     size: str
     dtype: str
+
+
+def begun(calls: Mapping[Entry, Call]) -> Mapping[Entry, Call]:
+    """Returns calls that were made once, side by side, so that all that they need is compiled.
+
+    Args:
+        calls: The calls.
+
+    Example:
+        >>> begun({})
+        {}
+    """
+    with ThreadPoolExecutor() as pool:
+        # A format may lack a kernel: what fails here fails again, where it is expected.
+        for each in [pool.submit(call) for call in calls.values()]:
+            each.exception()
+    return calls
 
 
 class Race:

@@ -16,6 +16,7 @@ from halfstep.core import (
     Machine,
     Policy,
     Race,
+    begun,
     is_auto,
     processor,
 )
@@ -80,4 +81,4 @@ def _device() -> Any:
 def _measured(device: Any) -> tuple[FamilyTimes, ...]:
     # In a thread of its own there is nothing that would trace instead of run it.
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: Race(calls(device)).times()).result()
+        return pool.submit(lambda: Race(begun(calls(device))).times()).result()

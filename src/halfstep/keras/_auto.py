@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from halfstep.core import CHOSEN, Entry, FamilyTimes, Policy, Race
+from halfstep.core import CHOSEN, Entry, FamilyTimes, Policy, Race, begun
 from halfstep.keras._diagnosing._backend import here
 from halfstep.keras._machine import machine
 
@@ -42,7 +42,12 @@ def _measured() -> tuple[FamilyTimes, ...]:
 
 def _race() -> Race:
     last: list[Any] = []
-    return Race(calls(last), lambda: wait(last))
+    found = calls(last)
+    return Race(begun(found) if _is_jax() else found, lambda: wait(last))
+
+
+def _is_jax() -> bool:
+    return bool(keras.config.backend() == "jax")
 
 
 def wait(last: list[Any]) -> None:
@@ -64,7 +69,7 @@ def calls(last: list[Any]) -> Mapping[Entry, Callable[[], object]]:
     """
     return {
         Entry(family, "large", dtype): _call(family, dtype, last)
-        for family in (_OF_JAX if keras.config.backend() == "jax" else _SHAPES)
+        for family in (_OF_JAX if _is_jax() else _SHAPES)
         for dtype in _DTYPES
     }
 
