@@ -15,7 +15,7 @@ LIMIT = 2.0  # seconds
 _ROUNDS = 24
 _LEAST = 3
 # What takes that many times as long as float32 is not timed any further, after one or a few.
-_FAR = 20.0
+_FAR = 10.0
 _HOPELESS = 2.0
 # Seconds that a reading lasts at least, so that the clock's grain does not matter, and hardly
 # longer, so that some are over before the machine does something else.

@@ -29,6 +29,9 @@ _SHAPES: dict[str, dict[str, tuple[tuple[int, ...], ...]]] = {
 }
 # How many of these, at the end, are weights: kept in float32, and cast at each use.
 _WEIGHTS = {"matmul": 1, "convolution": 1, "attention": 0, "normalisation": 2}
+# Those that take what arrives, which has to be cast, there and back, if they stay in float32.
+_CAST = ("attention", "normalisation")
+_FULL = {f"full_{dtype}": COMPUTE[dtype] for dtype in COMPUTE if dtype != "float32"}
 
 
 def calls(device: torch.device) -> Mapping[Entry, Callable[[], object]]:
@@ -39,15 +42,15 @@ def calls(device: torch.device) -> Mapping[Entry, Callable[[], object]]:
 
     Example:
         >>> len(calls(torch.device("cpu")))
-        24
+        32
     """
     # Of its own, so that the script's random numbers stay what they are.
     generator = torch.Generator(device).manual_seed(0)
     return {
-        Entry(family, size, name): _call(family, _made(shapes, generator), dtype)
+        Entry(family, size, name): _call(family, _made(shapes, generator), dtype, name in _FULL)
         for size, families in _SHAPES.items()
         for family, shapes in families.items()
-        for name, dtype in COMPUTE.items()
+        for name, dtype in (COMPUTE | (_FULL if family in _CAST else {})).items()
     }
 
 
@@ -55,15 +58,20 @@ def _made(shapes: tuple[tuple[int, ...], ...], generator: torch.Generator) -> li
     return [torch.randn(each, device=generator.device, generator=generator) for each in shapes]
 
 
-def _call(family: str, tensors: list[Tensor], dtype: torch.dtype) -> Callable[[], object]:
+def _call(
+    family: str, tensors: list[Tensor], dtype: torch.dtype, full: bool
+) -> Callable[[], object]:
     first_weight = len(tensors) - _WEIGHTS[family]
     inputs = [each.to(dtype) for each in tensors[:first_weight]]
     leaves = [each.requires_grad_() for each in (*inputs, *tensors[first_weight:])]
-    return functools.partial(_run, _FORWARDS[family], leaves, dtype)
+    compute = torch.float32 if full else dtype
+    return functools.partial(_run, _FORWARDS[family], leaves, compute, dtype)
 
 
-def _run(forward: Forward, leaves: list[Tensor], dtype: torch.dtype) -> object:
-    output = forward([each.to(dtype) for each in leaves])
+def _run(
+    forward: Forward, leaves: list[Tensor], compute: torch.dtype, dtype: torch.dtype
+) -> object:
+    output = forward([each.to(compute) for each in leaves]).to(dtype)
     return torch.autograd.grad(output, leaves, torch.ones_like(output))
 
 
