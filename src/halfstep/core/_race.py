@@ -12,11 +12,12 @@ from halfstep.core._auto import FamilyTimes
 LIMIT = 2.0  # seconds
 
 # Of this many readings the shortest counts, and of fewer than a few none.
-_ROUNDS = 24
+_ROUNDS = 8
 _LEAST = 3
 # What takes that many times as long as float32 is not timed any further, after one or a few.
 _FAR = 10.0
 _HOPELESS = 2.0
+_FEW = 6
 # Seconds that a reading lasts at least, so that the clock's grain does not matter, and hardly
 # longer, so that some are over before the machine does something else.
 _ENOUGH = 0.0005
@@ -107,11 +108,18 @@ class Race:
         return [each for each in self._calls if (each.family, each.size) == (family, size)]
 
     def _run(self, entries: Sequence[Entry], end: float) -> None:
-        first = {entry: self._first(entry, end) for entry in entries}
-        for _ in range(_ROUNDS):
-            for entry, seconds in first.items():
-                if math.isfinite(seconds) and self._clock() < end and not self._is_slow(entry):
-                    self._read(entry, seconds)
+        wide, *others = entries
+        first = {wide: self._first(wide, end)}
+        # One by one, so that what is slow takes no time from what is not.
+        for other in others:
+            first[other] = self._first(other, end)
+            for _ in range(_ROUNDS):
+                for each in (wide, other):
+                    if self._is_open(each, first[each], end):
+                        self._read(each, first[each])
+
+    def _is_open(self, entry: Entry, first: float, end: float) -> bool:
+        return math.isfinite(first) and self._clock() < end and not self._is_slow(entry)
 
     def _first(self, entry: Entry, end: float) -> float:
         """Returns how long the first call takes, which is that of no other one."""
@@ -129,7 +137,7 @@ class Race:
     def _is_slow(self, entry: Entry) -> bool:
         """Returns whether enough is known of something that is slow."""
         own, wide = self._readings[entry], self._readings[entry._replace(dtype="float32")]
-        limit = _HOPELESS if len(own) >= _LEAST else _FAR
+        limit = _HOPELESS if len(own) >= _FEW else _FAR
         return bool(own and wide) and min(own) > limit * min(wide)
 
     def _seconds(self, entry: Entry, times: int) -> float:

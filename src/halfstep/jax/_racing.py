@@ -14,7 +14,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 # The shapes of what is multiplied, and of the weights. What a device is asked for is compiled
 # first, so there is one of each.
 _SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "matmul": ((256, 512), (512, 512)),
+    "matmul": ((128, 512), (512, 512)),
     "convolution": ((2, 64, 16, 16), (64, 64, 3, 3)),
 }
 

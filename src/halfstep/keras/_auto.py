@@ -14,7 +14,7 @@ from halfstep.keras._machine import machine
 _DTYPES = ("float32", "bfloat16", "float16")
 # The shapes of what an operation reads, weights last, and how many of these there are.
 _SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
-    "matmul": ((256, 512), (512, 512)),
+    "matmul": ((128, 512), (512, 512)),
     "convolution": ((2, 16, 16, 64), (3, 3, 64, 64)),
     "attention": ((2, 128, 4, 64),) * 3,
     "normalisation": ((256, 512), (512,), (512,)),

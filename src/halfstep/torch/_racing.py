@@ -10,25 +10,25 @@ from torch.nn import functional
 from halfstep.core import Entry
 from halfstep.torch._dtypes import COMPUTE
 
-Forward = Callable[[list[Tensor]], Tensor]
+Forward = Callable[[list[Tensor]], list[Tensor]]
 
 # Of each size: the shapes of what an operation reads, weights last.
 _SHAPES: dict[str, dict[str, tuple[tuple[int, ...], ...]]] = {
     "large": {
-        "matmul": ((256, 512), (512, 512)),
+        "matmul": ((128, 512), (512, 512)),
         "convolution": ((2, 64, 16, 16), (64, 64, 3, 3)),
         "attention": ((2, 4, 128, 64),) * 3,
-        "normalisation": ((256, 512), (512,), (512,)),
+        "normalisation": ((256, 512), (8, 32, 16, 16), (512,), (512,), (32,), (32,)),
     },
     "small": {
         "matmul": ((128, 64), (64, 64)),
         "convolution": ((8, 8, 16, 16), (8, 8, 3, 3)),
         "attention": ((2, 4, 64, 16),) * 3,
-        "normalisation": ((128, 64), (64,), (64,)),
+        "normalisation": ((128, 64), (8, 8, 16, 16), (64,), (64,), (8,), (8,)),
     },
 }
 # How many of these, at the end, are weights: kept in float32, and cast at each use.
-_WEIGHTS = {"matmul": 1, "convolution": 1, "attention": 0, "normalisation": 2}
+_WEIGHTS = {"matmul": 1, "convolution": 1, "attention": 0, "normalisation": 4}
 # Those that take what arrives, which has to be cast, there and back, if they stay in float32.
 _CAST = ("attention", "normalisation")
 _FULL = {f"full_{dtype}": COMPUTE[dtype] for dtype in COMPUTE if dtype != "float32"}
@@ -71,29 +71,31 @@ def _call(
 def _run(
     forward: Forward, leaves: list[Tensor], compute: torch.dtype, dtype: torch.dtype
 ) -> object:
-    output = forward([each.to(compute) for each in leaves]).to(dtype)
-    return torch.autograd.grad(output, leaves, torch.ones_like(output))
+    outputs = [each.to(dtype) for each in forward([each.to(compute) for each in leaves])]
+    return torch.autograd.grad(outputs, leaves, [torch.ones_like(each) for each in outputs])
 
 
-def _product(tensors: list[Tensor]) -> Tensor:
+def _product(tensors: list[Tensor]) -> list[Tensor]:
     inputs, weight = tensors
-    return functional.linear(inputs, weight)
+    return [functional.linear(inputs, weight)]
 
 
-def _convolution(tensors: list[Tensor]) -> Tensor:
+def _convolution(tensors: list[Tensor]) -> list[Tensor]:
     inputs, weight = tensors
-    return functional.conv2d(inputs, weight, padding=1)
+    return [functional.conv2d(inputs, weight, padding=1)]
 
 
-def _attention(tensors: list[Tensor]) -> Tensor:
+def _attention(tensors: list[Tensor]) -> list[Tensor]:
     query, key, value = tensors
-    return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    return [functional.scaled_dot_product_attention(query, key, value, is_causal=True)]
 
 
-def _bound_by_memory(tensors: list[Tensor]) -> Tensor:
-    inputs, weight, bias = tensors
-    normal = functional.layer_norm(inputs, weight.shape, weight, bias)
-    return inputs + functional.gelu(normal)
+def _bound_by_memory(tensors: list[Tensor]) -> list[Tensor]:
+    """Returns what normalisations make by rows and by channels, each with what follows it."""
+    rows, images, weight, bias, scales, shifts = tensors
+    by_rows = functional.gelu(functional.layer_norm(rows, weight.shape, weight, bias))
+    by_channels = functional.batch_norm(images, None, None, scales, shifts, training=True)
+    return [rows + by_rows, functional.relu(by_channels)]
 
 
 _FORWARDS: dict[str, Forward] = {
