@@ -1,10 +1,19 @@
 """The part of halfstep that knows no framework: values, rules and the loss scale's transition."""
 
+from halfstep.core._auto import FamilyTimes as FamilyTimes
+from halfstep.core._auto import Size as Size
+from halfstep.core._auto import brief as brief
+from halfstep.core._auto_name import AUTO as AUTO
+from halfstep.core._auto_name import Auto as Auto
+from halfstep.core._auto_name import is_auto as is_auto
+from halfstep.core._caches import cache_folder as cache_folder
 from halfstep.core._changes import LATER as LATER
 from halfstep.core._changes import Change as Change
 from halfstep.core._changes import Together as Together
 from halfstep.core._changes import together as together
 from halfstep.core._changes import written as written
+from halfstep.core._chosen import CHOSEN as CHOSEN
+from halfstep.core._chosen import Chosen as Chosen
 from halfstep.core._cut import Boundary as Boundary
 from halfstep.core._cut import cheapest as cheapest
 from halfstep.core._diagnosis import Diagnosis as Diagnosis
@@ -40,6 +49,9 @@ from halfstep.core._plan import plan_of as plan_of
 from halfstep.core._plan import tell_if_stale as tell_if_stale
 from halfstep.core._policy import Policy as Policy
 from halfstep.core._processor import processor as processor
+from halfstep.core._race import Entry as Entry
+from halfstep.core._race import Race as Race
+from halfstep.core._race import begun as begun
 from halfstep.core._range import BACKWARD as BACKWARD
 from halfstep.core._range import FORWARD as FORWARD
 from halfstep.core._range import Range as Range
@@ -64,7 +76,7 @@ from halfstep.core._skips import levels_to_user as levels_to_user
 from halfstep.core._skips import overflow_reason as overflow_reason
 from halfstep.core._skips import tell_skips as tell_skips
 from halfstep.core._skips import where_from as where_from
-from halfstep.core._together import together as together
+from halfstep.core._summed import summed as summed
 from halfstep.core._unmatched import UnmatchedRuleWarning as UnmatchedRuleWarning
 from halfstep.core._unmatched import unmatched as unmatched
 from halfstep.core._window import Window as Window
@@ -72,20 +84,26 @@ from halfstep.core._words import operation_word as operation_word
 
 __all__ = [
     "ACTIONS",
+    "AUTO",
     "BACKWARD",
+    "CHOSEN",
     "FAMILIES",
     "FORMATS",
     "FORWARD",
     "LATER",
     "LOW_FORMATS",
     "SEVERITIES",
+    "Auto",
     "Boundary",
     "Candidate",
     "Cast",
     "Change",
+    "Chosen",
     "Culprits",
     "Diagnosis",
+    "Entry",
     "Exponents",
+    "FamilyTimes",
     "Fault",
     "Finding",
     "Format",
@@ -97,6 +115,7 @@ __all__ = [
     "Observed",
     "Plan",
     "Policy",
+    "Race",
     "Range",
     "Ranges",
     "Reading",
@@ -105,16 +124,21 @@ __all__ = [
     "Rules",
     "Sample",
     "ScaleState",
+    "Size",
     "SkippedStepsWarning",
     "StalePlanWarning",
     "Step",
     "Together",
     "UnmatchedRuleWarning",
     "Window",
+    "begun",
+    "brief",
+    "cache_folder",
     "cheapest",
     "complete",
     "culprits_text",
     "emit",
+    "is_auto",
     "levels_to_user",
     "listening",
     "metric",
@@ -133,6 +157,7 @@ __all__ = [
     "rules_for",
     "rules_text",
     "subscribe",
+    "summed",
     "tell_if_stale",
     "tell_skips",
     "together",
@@ -146,8 +171,11 @@ for _value in (
     Candidate,
     Cast,
     Change,
+    Chosen,
     Diagnosis,
+    Entry,
     Exponents,
+    FamilyTimes,
     Fault,
     Finding,
     Format,
@@ -159,6 +187,7 @@ for _value in (
     Observed,
     Plan,
     Policy,
+    Race,
     Range,
     Ranges,
     Reading,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from halfstep.core import Cast, Diagnosis, Ranges, Report, Step, together
+from halfstep.core import Cast, Diagnosis, Ranges, Report, Step, summed
 from halfstep.launch import RunLog, RunResult, policy_text
 
 
@@ -135,7 +135,7 @@ class Heard:
         run = self._log.result(exit_code=bool(error), error=error, seconds=0.0)
         sampled = [look.report for look in self._looks if not look.failed]
         last = sampled[-1] if sampled else Report(script="", policy="")
-        ranges = together([each.ranges for each in sampled])
+        ranges = summed([each.ranges for each in sampled])
         report = Report(
             script=script,
             policy=self.policy if self.overrides else self._policy_text(run, ranges),

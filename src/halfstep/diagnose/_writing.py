@@ -99,7 +99,8 @@ def _framework(evidence: Evidence) -> str:
 
 def _policy(evidence: Evidence) -> Policy:
     """Returns the policy in force, of the first region where there are several."""
-    return Policy.parse((evidence.run.region_policies or (evidence.run.policy,))[0])
+    regions = tuple(map(Policy.parse, evidence.run.region_policies))
+    return next(iter(regions or evidence.run.asked), Policy.named("float32"))
 
 
 def _by_policy(evidence: Evidence, scale: str, rules: tuple[Rule, ...]) -> tuple[Change, ...]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from halfstep import core
-from halfstep.core import Cast, Diagnosis, Ranges, emit, quiet, together
+from halfstep.core import Cast, Diagnosis, Ranges, emit, quiet, summed
 from halfstep.jax import _autocast
 from halfstep.jax._diagnose import diagnose
 from halfstep.jax._inner import Turn
@@ -166,7 +166,7 @@ class Looking:
         """Returns the magnitudes where gradients are taken, or else in the whole step."""
         try:
             counted = [_ranges(turn.call, scale) for turn in self._steps.inside(step)]
-            return together([each for each, _ in counted]), counted[-1][1]
+            return summed([each for each, _ in counted]), counted[-1][1]
         except Exception as error:  # of a function that is anybody's
             self._uncounted = f"{type(error).__name__}: {error}".splitlines()[0]
             return Ranges(), power_of(scale)

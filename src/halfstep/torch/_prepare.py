@@ -47,7 +47,8 @@ def prepare(
             prepared by itself keeps its own policy.
         optimizer: One or several optimizers that train it. They then skip a step whose gradients
             are not finite, and leave parameters, state and step counts as they were.
-        policy: The policy, or its text; or a plan, or the path of its file.
+        policy: The policy, or its text; or a plan, or the path of its file. `auto` is what the
+            device is fast in that the model is on, which is measured if it is not known yet.
         masters: Where float32 masters are. `cast`: parameters stay in float32, and are cast where
             they are used. `split`: parameters become the policy's `param_dtype`, bfloat16 where it
             is float32, and the bits that they lack are kept beside the optimizer, exactly.
@@ -92,7 +93,7 @@ def prepare(
             "is. Call remove() on what prepare returned first, or attach() to add an optimizer."
         )
     optimizers = checked_optimizers(optimizer, module)
-    chosen = checked_policy(policy)
+    chosen = checked_policy(policy, module)
     settings = checked_masters(masters, chosen, grad_dtype, bucket_bytes)
     handler = checked_handler(on_overflow, optimizers, release=release)
     region = Region(module, chosen, fresh(chosen.scale.init(), device_of(module)), handler)

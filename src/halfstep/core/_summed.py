@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from halfstep.core._exponents import Exponents
-from halfstep.core._ranges import Range, Ranges
+from halfstep.core._range import Range
+from halfstep.core._ranges import Ranges
 
 _NOTHING: dict[str, Any] = {"reference": Exponents(), "run": Exponents()}
 
 
-def together(found: Iterable[Ranges]) -> Ranges:
+def summed(found: Iterable[Ranges]) -> Ranges:
     """Returns the sums of the counts of several steps; the rest is that of the last one.
 
     Args:
@@ -18,7 +19,7 @@ def together(found: Iterable[Ranges]) -> Ranges:
 
     Example:
         >>> step = Ranges((Range("head", "output", Exponents({0: 1}), Exponents({0: 1})),))
-        >>> together([step, step]).rows[0].run.counts
+        >>> summed([step, step]).rows[0].run.counts
         ((0, 2),)
     """
     rows: dict[tuple[str, str], Range] = {}
