@@ -18,7 +18,7 @@ from halfstep.torch._private import autocast_devices
 from halfstep.torch._regions._forward import forward_of
 
 # What a training is told of, which is not one here.
-_EVENTS = ("backward", "loss", "region")
+_EVENTS = ("backward", "loss", "region", "precision")
 
 
 @contextlib.contextmanager

@@ -65,7 +65,8 @@ def _told_faults(found: list[Ran], remedies: Remedies) -> Iterator[Fault]:
         fault = dataclasses.replace(_fault(each, kinds), in_float32=wide)
         if each is found[0]:
             remedy = remedies.of(each, in_float32=wide)
-            note = "" if wide else note_of(each, remedies.in_float32, remedy)
+            tells = remedies.case.tells_loss
+            note = "" if wide else note_of(each, remedies.in_float32, remedy, tells_loss=tells)
             fault = dataclasses.replace(fault, remedy=remedy, note=note)
         yield fault
 

@@ -46,6 +46,7 @@ class Case:
         formats: In which formats.
         trial: Looks at operations, and changes them.
         caller: Who is named in errors.
+        tells_loss: Whether the loss is the one that the training knows.
     """
 
     model: nn.Module
@@ -57,6 +58,7 @@ class Case:
     formats: Formats = field(default_factory=Formats)
     trial: Trial = field(default_factory=Trial)
     caller: str = "diagnose"
+    tells_loss: bool = True
 
     def scaled(self, regions: Iterable["Region"], by: float) -> "Case":
         """Returns a case in which the scales of regions are other ones."""

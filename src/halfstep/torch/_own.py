@@ -1,0 +1,132 @@
+"""What a script asks for itself: autocasts, scalers, regions, policies; told as events."""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from halfstep.core import emit, subscribe
+from halfstep.torch._autocast import autocast
+from halfstep.torch._dtypes import name_of
+from halfstep.torch._observing._sources import entered, here, marked, source_of
+from halfstep.torch._patches import Undo, replace
+from halfstep.torch._private import in_backward
+from halfstep.torch._scaler import GradScaler
+from halfstep.torch._scales import Scales
+
+_NATIVE, _OURS = "torch.autocast", "halfstep.torch.autocast"
+_SCALERS = {
+    "torch.amp.GradScaler": torch.amp.GradScaler,
+    "halfstep.torch.GradScaler": GradScaler,
+}
+# What asks by an event of its own, with a policy.
+_BY_POLICY = {"region": "prepare", "policy": "set_global_policy"}
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        # The lines of the autocasts that were entered and cast anything, the innermost last.
+        self.sources: list[str] = []
+
+
+class Own:
+    """Notices what a script asks for itself, and in which line.
+
+    It is told as the event "precision": how it was asked for, in which form, and where.
+
+    Example:
+        >>> unsubscribe = subscribe(lambda event, values: print(event, values["how"]))
+        >>> own = Own()
+        >>> end = own.start()
+        >>> with torch.autocast("cpu", dtype=torch.float16):
+        ...     pass
+        precision torch.autocast
+        >>> end()
+        >>> unsubscribe()
+    """
+
+    def __init__(self) -> None:
+        self._local = _Local()
+        self.scales = Scales()
+
+    def start(self) -> Undo:
+        """Begins to notice, and returns what ends it."""
+        undo = [
+            replace(torch.autocast, "__init__", _made),
+            replace(autocast, "__init__", _made),
+            replace(torch.autocast, "__enter__", self._enter_native),
+            replace(autocast, "__enter__", self._enter_ours),
+            replace(autocast, "__call__", self._decorate),
+            *(replace(each, "__exit__", self._leave) for each in (torch.autocast, autocast)),
+            *(
+                replace(kind, "__init__", functools.partial(_scaler_made, how))
+                for how, kind in _SCALERS.items()
+            ),
+            self.scales.start(),
+            subscribe(_by_policy),
+        ]
+
+        def end() -> None:
+            while undo:
+                undo.pop()()
+
+        return end
+
+    @property
+    def around(self) -> str:
+        """The line of the innermost autocast that this thread is in, "" where it is not known."""
+        return next(filter(None, reversed(self._local.sources)), "")
+
+    def _enter_native(self, original: Any, made: Any) -> Any:
+        self._enter(_NATIVE, made, made._enabled)
+        return original(made)
+
+    def _enter_ours(self, original: Any, made: autocast) -> Any:
+        self._enter(_OURS, made, made.enabled)
+        with entered(source_of(made)):
+            return original(made)
+
+    def _enter(self, how: str, made: Any, enabled: bool) -> None:
+        # Within a backward pass it is a checkpoint that computes its part again.
+        if enabled and not in_backward():
+            emit("precision", how=how, form=name_of(made.fast_dtype), source=source_of(made))
+        self._local.sources.append(source_of(made) if enabled else "")
+
+    def _leave(self, original: Any, made: Any, *error: Any) -> Any:
+        if self._local.sources:
+            self._local.sources.pop()
+        return original(made, *error)
+
+    def _decorate(self, original: Any, made: autocast, function: Callable[..., Any]) -> Any:
+        inside = original(made, function)
+
+        @functools.wraps(inside)
+        def noticed(*args: Any, **kwargs: Any) -> Any:
+            self._enter(_OURS, made, made.enabled)
+            try:
+                with entered(source_of(made)):
+                    return inside(*args, **kwargs)
+            finally:
+                self._local.sources.pop()
+
+        return noticed
+
+
+def _made(original: Callable[..., None], made: Any, *args: Any, **kwargs: Any) -> None:
+    original(made, *args, **kwargs)
+    marked(made, here())
+
+
+def _scaler_made(
+    how: str, original: Callable[..., None], scaler: Any, *args: Any, **kwargs: Any
+) -> None:
+    original(scaler, *args, **kwargs)
+    if scaler.is_enabled():
+        emit("precision", how=how, form="", source=here())
+
+
+def _by_policy(event: str, values: dict[str, Any]) -> None:
+    if event in _BY_POLICY and not values.get("automatic"):
+        emit("precision", how=_BY_POLICY[event], form=values["policy"], source=here())
