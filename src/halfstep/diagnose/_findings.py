@@ -16,6 +16,7 @@ from halfstep.core import (
 from halfstep.diagnose._growing import Growth, growth_of
 from halfstep.diagnose._heard import HALF, Evidence, Look
 from halfstep.diagnose._outlying import outlying, times_of
+from halfstep.diagnose._outside import is_of_scale, made_outside, scaled_for_nothing
 from halfstep.diagnose._writing import in_bfloat16, scaled, with_masters, with_rule
 from halfstep.launch import LIKELY_REASONS, WHAT_TO_CHECK, why_ineffective, why_untrained
 from halfstep.report import share_text
@@ -75,7 +76,9 @@ def _decisive(evidence: Evidence) -> Look | None:
         look
         for look in failed
         if not times_of(look, evidence)
-        if look.outside or _is_forward(look.report.diagnosis) or look.step not in skipped
+        if _is_made_outside(look, evidence)
+        or _is_forward(look.report.diagnosis)
+        or look.step not in skipped
     ]
     lasting = failed[-1:] if _is_stuck(evidence.report) else []
     return next(iter(real or lasting), None)
@@ -94,6 +97,10 @@ def _growth(evidence: Evidence, decisive: Look | None) -> Growth | None:
 
 def _shows(look: Look) -> bool:
     return look.outside or bool(look.report.diagnosis)
+
+
+def _is_made_outside(look: Look, evidence: Evidence) -> bool:
+    return look.outside and not is_of_scale(look, evidence)
 
 
 def _is_forward(diagnosis: Diagnosis) -> bool:
@@ -143,12 +150,7 @@ def _fault(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
         when = "" if _is_by_hand(evidence.report) else f" (step {step.step})"
         yield Finding(severity, f"{text}{when}.", fault.module, fault.remedy)
     elif decisive and decisive.outside:
-        before = f", before {decisive.line}" if decisive.line else ""
-        yield Finding(
-            "error",
-            f"At step {decisive.step}, what is not finite was made outside of every model{before}: "
-            "look at the code between its output and the loss, such as a log or a division.",
-        )
+        yield made_outside(decisive, evidence)
 
 
 def _sampled(evidence: Evidence) -> Look:
@@ -272,6 +274,7 @@ _FINDERS: tuple[Callable[[Evidence, Look | None], Iterator[Finding]], ...] = (
     _untrained,
     _frameworks,
     _fault,
+    scaled_for_nothing,
     _diverging,
     _outlying,
     _losses,

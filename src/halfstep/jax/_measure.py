@@ -44,6 +44,9 @@ class Probe:
     def set_policy(self, policy: str) -> None:
         """Does nothing: functions that `autocast` made ask for the policy in force."""
 
+    def offer_policy(self, policy: str) -> None:
+        """Does nothing, either."""
+
     def choose_policy(self, use: Callable[[str], None]) -> None:
         """Does nothing."""
 

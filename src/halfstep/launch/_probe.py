@@ -39,6 +39,9 @@ class Probe(Protocol):
     def set_policy(self, policy: str) -> None:
         """Lets scripts that do not use halfstep train under a policy."""
 
+    def offer_policy(self, policy: str) -> None:
+        """Lets scripts that ask for no precision train under a policy."""
+
     def choose_policy(self, use: Callable[[str], None]) -> None:
         """Calls `use` with the policy that suits the device, each time that this changes."""
 
@@ -88,6 +91,9 @@ class KerasProbe(Protocol):
     def set_policy(self, policy: str) -> None:
         """Lets the models that are built from now on train under a policy."""
 
+    def offer_policy(self, policy: str) -> None:
+        """Does the same: what the script asks for takes its place."""
+
     def choose_policy(self, use: Callable[[str], None]) -> None:
         """Calls `use` with the policy that suits every device."""
 
@@ -122,6 +128,9 @@ class NoProbe:
         """Returns None."""
 
     def set_policy(self, policy: str) -> None:
+        """Does nothing."""
+
+    def offer_policy(self, policy: str) -> None:
         """Does nothing."""
 
     def choose_policy(self, use: Callable[[str], None]) -> None:

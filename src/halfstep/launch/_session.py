@@ -138,8 +138,10 @@ class Session:
             self._tell_probe(self._probe)
         if self._looks_at_memory:
             self._probe.watch_kept(self._send_kept)
-        if self._policy:
+        if self._policy and self._overrides:
             probe.set_policy(self._policy)
+        elif self._policy:
+            probe.offer_policy(self._policy)
         else:
             probe.choose_policy(functools.partial(self._use, probe))
 

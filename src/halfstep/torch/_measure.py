@@ -71,6 +71,12 @@ class Probe:
 
         set_global_policy(policy)
 
+    def offer_policy(self, policy: str) -> None:
+        """Makes every model train under a policy until the script asks for a precision itself."""
+        from halfstep.torch._offer import Offer
+
+        Offer(policy)
+
     def choose_policy(self, use: Callable[[str], None]) -> None:
         """Calls `use` with bfloat16's policy, and with float16's once CUDA is in use and fast.
 

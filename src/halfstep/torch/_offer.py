@@ -67,10 +67,11 @@ class Offer:
         everywhere, self._everywhere = self._everywhere, None
         while self._undo:
             self._undo.pop()()
-        if everywhere is None or not take_out_of_force(everywhere):
+        if everywhere is None:
             return
         emit("region", policy=str(everywhere.policy), automatic=True, count=-everywhere._made)
-        Guarded(everywhere, everywhere.end())
+        if take_out_of_force(everywhere):
+            Guarded(everywhere, everywhere.end())
 
     def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self._local.inside or in_backward() or torch.compiler.is_compiling():

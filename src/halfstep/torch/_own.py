@@ -80,19 +80,21 @@ class Own:
         return next(filter(None, reversed(self._local.sources)), "")
 
     def _enter_native(self, original: Any, made: Any) -> Any:
-        self._enter(_NATIVE, made, made._enabled)
+        self._enter(_NATIVE, made, "" if made._enabled else None)
         return original(made)
 
     def _enter_ours(self, original: Any, made: autocast) -> Any:
-        self._enter(_OURS, made, made.enabled)
+        self._enter(_OURS, made, _rules_of(made))
         with entered(source_of(made)):
             return original(made)
 
-    def _enter(self, how: str, made: Any, enabled: bool) -> None:
+    def _enter(self, how: str, made: Any, rules: str | None) -> None:
+        """Takes note of an autocast that is entered; no rules stand for one that casts nothing."""
         # Within a backward pass it is a checkpoint that computes its part again.
-        if enabled and not in_backward():
-            emit("precision", how=how, form=name_of(made.fast_dtype), source=source_of(made))
-        self._local.sources.append(source_of(made) if enabled else "")
+        if rules is not None and not in_backward():
+            what = {"how": how, "form": name_of(made.fast_dtype), "source": source_of(made)}
+            emit("precision", **what, device=made.device, rules=rules)
+        self._local.sources.append("" if rules is None else source_of(made))
 
     def _leave(self, original: Any, made: Any, *error: Any) -> Any:
         if self._local.sources:
@@ -104,7 +106,7 @@ class Own:
 
         @functools.wraps(inside)
         def noticed(*args: Any, **kwargs: Any) -> Any:
-            self._enter(_OURS, made, made.enabled)
+            self._enter(_OURS, made, _rules_of(made))
             try:
                 with entered(source_of(made)):
                     return inside(*args, **kwargs)
@@ -112,6 +114,10 @@ class Own:
                 self._local.sources.pop()
 
         return noticed
+
+
+def _rules_of(made: autocast) -> str | None:
+    return str(made.rules) if made.enabled else None
 
 
 def _made(original: Callable[..., None], made: Any, *args: Any, **kwargs: Any) -> None:

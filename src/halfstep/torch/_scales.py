@@ -55,7 +55,7 @@ class Scales:
 
     def latest(self) -> float | None:
         """Returns the scale of the latest scaled loss of the step, None without one."""
-        scaler = self._latest and self._latest()
+        scaler = None if self._latest is None else self._latest()
         return None if scaler is None else float(scaler.get_scale())
 
     def backward(self) -> Any:
@@ -75,7 +75,8 @@ class Scales:
         scaled = original(scaler, outputs)
         for each in _tensors(scaled):
             if each.grad_fn is not None:
-                each.grad_fn.metadata[_KEY] = weakref.ref(scaler)
+                node: Any = each.grad_fn
+                node.metadata[_KEY] = weakref.ref(scaler)
         return scaled
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> None:

@@ -1,0 +1,105 @@
+"""Which precision a script trains in, and whence it comes."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+_SHOWN = 4
+_SCALER, _AUTOCAST = "GradScaler", "autocast"
+_BY_POLICY = ("prepare", "set_global_policy")
+
+
+class Own(NamedTuple):
+    """What a script asks for itself.
+
+    Args:
+        how: By what: an autocast, a scaler, `prepare` or `set_global_policy`.
+        form: The format of an autocast, or the text of a policy; empty for a scaler.
+        source: The line, as "file:line"; empty where it is not known.
+        device: The type of device that an autocast is for.
+        rules: The text of the rules of an autocast; PyTorch's own has none.
+
+    Example:
+        >>> own = Own("torch.autocast", "float16", "train.py:7")
+        >>> str(own), own.casts, own.native
+        ('float16 by torch.autocast in train.py:7', True, True)
+    """
+
+    how: str
+    form: str = ""
+    source: str = ""
+    device: str = ""
+    rules: str = ""
+
+    def __str__(self) -> str:
+        what = f"{self.form} by " if self.form else "scaled by "
+        return f"{what}{self.how}{self.where}"
+
+    @property
+    def where(self) -> str:
+        """Where it is asked for, to be put after it."""
+        return f" in {self.source}" if self.source else ""
+
+    @property
+    def scales(self) -> bool:
+        """Whether it is a scaler."""
+        return self.how.endswith(_SCALER)
+
+    @property
+    def casts(self) -> bool:
+        """Whether it is an autocast."""
+        return self.how.endswith(_AUTOCAST)
+
+    @property
+    def native(self) -> bool:
+        """Whether it is PyTorch's own."""
+        return self.how.startswith("torch.")
+
+    @property
+    def has_policy(self) -> bool:
+        """Whether it is a policy."""
+        return self.how in _BY_POLICY
+
+
+def own_text(asked: Sequence[Own], half: str = "") -> str:
+    """Returns what a script trains in that asks for it itself.
+
+    Args:
+        asked: What it asks for.
+        half: The format of 16 bits that it keeps parameters in, empty for none.
+
+    Example:
+        >>> own_text([Own("torch.amp.GradScaler", "", "train.py:3")])
+        "float32, scaled by torch.amp.GradScaler in train.py:3 (the script's own)"
+    """
+    computing = [str(each) for each in asked if not each.scales]
+    computing = computing or [f"{half} parameters" if half else "float32"]
+    parts = _some([*computing, *(str(each) for each in asked if each.scales)])
+    return f"{', '.join(parts)} (the script's own)"
+
+
+def _some(parts: list[str]) -> Iterator[str]:
+    yield from parts[:_SHOWN]
+    if parts[_SHOWN:]:
+        yield f"and {len(parts) - _SHOWN} more"
+
+
+def scaler_of(asked: Iterable[Own]) -> Own | None:
+    """Returns the first scaler of a script, None without one.
+
+    Example:
+        >>> scaler_of([]) is None
+        True
+    """
+    return next((each for each in asked if each.scales), None)
+
+
+def autocast_of(asked: Iterable[Own], form: str) -> Own | None:
+    """Returns the first autocast of a script, one in a format if there is such a one.
+
+    Example:
+        >>> both = [Own("torch.autocast", each) for each in ("float16", "bfloat16")]
+        >>> autocast_of(both, "bfloat16").form
+        'bfloat16'
+    """
+    found = [each for each in asked if each.casts]
+    return next((each for each in found if each.form == form), (*found, None)[0])
