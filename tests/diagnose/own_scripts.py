@@ -78,6 +78,9 @@ def closure():
 for step in range(8):
     optimizer.step(closure)
 """
+SCALED_CLOSURE = CLOSURE.replace("    loss.backward", "    scaler.scale(loss).backward").replace(
+    "optimizer.step(closure)", "scaler.step(optimizer, closure)\n    scaler.update()"
+)
 DECORATED = """
 SCALER
 
@@ -113,6 +116,9 @@ PLACES = {
     "closure": (FORWARD, CLOSURE),
     "compiled": (FORWARD, COMPILED),
 }
+# PyTorch's own scaler takes no closures.
+CASES = [(place, whose) for place in PLACES for whose in AUTOCASTS] + [("scaled closure", "ours")]
+PLACES["scaled closure"] = (FORWARD, SCALED_CLOSURE)
 
 
 def script(place, whose, *, autocast="", remedy=""):

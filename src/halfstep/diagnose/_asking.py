@@ -13,7 +13,7 @@ class Own(NamedTuple):
 
     Args:
         how: By what: an autocast, a scaler, `prepare` or `set_global_policy`.
-        form: The format of an autocast, or the text of a policy; empty for a scaler.
+        form: The format of an autocast, or the text of a policy; empty for a scaler without a use.
         source: The line, as "file:line"; empty where it is not known.
         device: The type of device that an autocast is for.
         rules: The text of the rules of an autocast; PyTorch's own has none.
@@ -31,8 +31,13 @@ class Own(NamedTuple):
     rules: str = ""
 
     def __str__(self) -> str:
-        what = f"{self.form} by " if self.form else "scaled by "
-        return f"{what}{self.how}{self.where}"
+        if self.scales:
+            return f"scaled by {self._name}" if self.form else f"{self._name}, not in use"
+        return f"{self.form} by {self._name}"
+
+    @property
+    def _name(self) -> str:
+        return f"{self.how}{self.where}"
 
     @property
     def where(self) -> str:
@@ -68,7 +73,7 @@ def own_text(asked: Sequence[Own], half: str = "") -> str:
         half: The format of 16 bits that it keeps parameters in, empty for none.
 
     Example:
-        >>> own_text([Own("torch.amp.GradScaler", "", "train.py:3")])
+        >>> own_text([Own("torch.amp.GradScaler", "in use", "train.py:3")])
         "float32, scaled by torch.amp.GradScaler in train.py:3 (the script's own)"
     """
     computing = [str(each) for each in asked if not each.scales]
@@ -84,13 +89,13 @@ def _some(parts: list[str]) -> Iterator[str]:
 
 
 def scaler_of(asked: Iterable[Own]) -> Own | None:
-    """Returns the first scaler of a script, None without one.
+    """Returns the first scaler that a script uses, None without one.
 
     Example:
         >>> scaler_of([]) is None
         True
     """
-    return next((each for each in asked if each.scales), None)
+    return next((each for each in asked if each.scales and each.form), None)
 
 
 def autocast_of(asked: Iterable[Own], form: str) -> Own | None:

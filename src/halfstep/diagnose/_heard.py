@@ -182,7 +182,12 @@ class Heard:
         self._unseen.append((step, why))
 
     def _add_precision(self, **asked: str) -> None:
-        self._asked.append(Own(**asked))
+        own = Own(**asked)
+        # A scaler is told of once more when it is in use.
+        same = [each for each in self._asked if each.scales and own.scales]
+        for each in [each for each in same if (each.how, each.source) == (own.how, own.source)]:
+            self._asked.remove(each)
+        self._asked.append(own)
 
     def _add_note(self, text: str) -> None:
         self._notes.append(text)

@@ -1,4 +1,4 @@
-"""What is said of inf and NaN that no model has made, and of scales without anything to scale for."""
+"""What is said of inf and NaN that no model has made, and of a scale that is for nothing."""
 
 from collections.abc import Iterator
 

@@ -17,10 +17,10 @@ from halfstep.torch._scaler import GradScaler
 from halfstep.torch._scales import Scales
 
 _NATIVE, _OURS = "torch.autocast", "halfstep.torch.autocast"
-_SCALERS = {
-    "torch.amp.GradScaler": torch.amp.GradScaler,
-    "halfstep.torch.GradScaler": GradScaler,
-}
+_NATIVE_SCALER, _OUR_SCALER = "torch.amp.GradScaler", "halfstep.torch.GradScaler"
+_SCALERS = {_NATIVE_SCALER: torch.amp.GradScaler, _OUR_SCALER: GradScaler}
+# What a scaler has in place of a format once it has scaled a loss.
+IN_USE = "in use"
 # What asks by an event of its own, with a policy.
 _BY_POLICY = {"region": "prepare", "policy": "set_global_policy"}
 
@@ -34,7 +34,8 @@ class _Local(threading.local):
 class Own:
     """Notices what a script asks for itself, and in which line.
 
-    It is told as the event "precision": how it was asked for, in which form, and where.
+    It is told as the event "precision": how it was asked for, in which form, and where. A scaler
+    has none until it is in use.
 
     Example:
         >>> unsubscribe = subscribe(lambda event, values: print(event, values["how"]))
@@ -49,7 +50,7 @@ class Own:
 
     def __init__(self) -> None:
         self._local = _Local()
-        self.scales = Scales()
+        self.scales = Scales(_scaler_used)
 
     def start(self) -> Undo:
         """Begins to notice, and returns what ends it."""
@@ -130,7 +131,12 @@ def _scaler_made(
 ) -> None:
     original(scaler, *args, **kwargs)
     if scaler.is_enabled():
-        emit("precision", how=how, form="", source=here())
+        emit("precision", how=how, form="", source=source_of(marked(scaler, here())))
+
+
+def _scaler_used(scaler: Any) -> None:
+    how = _OUR_SCALER if isinstance(scaler, GradScaler) else _NATIVE_SCALER
+    emit("precision", how=how, form=IN_USE, source=source_of(scaler))
 
 
 def _by_policy(event: str, values: dict[str, Any]) -> None:

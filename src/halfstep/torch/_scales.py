@@ -2,7 +2,7 @@
 
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,8 +19,11 @@ _NEAR = 32
 class Scales:
     """Knows by which scaler the losses of a script are multiplied, and which goes backward.
 
+    Args:
+        tell: Is told of each scaler that multiplies a loss.
+
     Example:
-        >>> scales = Scales()
+        >>> scales = Scales(lambda scaler: None)
         >>> end = scales.start()
         >>> weight = torch.nn.Parameter(torch.ones(2))
         >>> _ = weight.register_hook(lambda gradient: print(scales.backward()))
@@ -30,7 +33,8 @@ class Scales:
         >>> end()
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[Any], None]) -> None:
+        self._tell = tell
         self._scaler: Any = None
         self._latest: weakref.ref[Any] | None = None
         self._within = self._used = False
@@ -72,6 +76,7 @@ class Scales:
         if not scaler.is_enabled():
             return original(scaler, outputs)
         self._latest, self._used = weakref.ref(scaler), True
+        self._tell(scaler)
         scaled = original(scaler, outputs)
         for each in _tensors(scaled):
             if each.grad_fn is not None:
