@@ -167,3 +167,14 @@ def test_gradients_that_are_on_their_way_are_still_looked_at(offered):
     assert [each.__dict__.get("step") for each in optimizers] == [None, None]
     optimizers[0].step()
     assert not first.weight.isfinite().all()
+
+
+def test_what_pytorch_enters_for_itself_is_not_asked_for(offered):
+    text = "with torch.amp.autocast('cpu', dtype=torch.bfloat16): layer(torch.ones(1, 8))"
+    code = compile(text, torch.nn.parallel.parallel_apply.__code__.co_filename, "exec")
+    model = nn.Linear(8, 8)
+    exec(code, {"torch": torch, "layer": model})
+    assert asked(offered) == []
+    assert forward_of(model) is not None
+    exec(text, {"torch": torch, "layer": model})
+    assert asked(offered) == ["torch.autocast"]

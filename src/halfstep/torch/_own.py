@@ -10,7 +10,7 @@ import torch
 from halfstep.core import emit, subscribe
 from halfstep.torch._autocast import autocast
 from halfstep.torch._dtypes import name_of
-from halfstep.torch._observing._sources import entered, here, marked, source_of
+from halfstep.torch._observing._sources import by_torch, entered, here, marked, source_of
 from halfstep.torch._patches import Undo, replace
 from halfstep.torch._private import in_backward
 from halfstep.torch._scaler import GradScaler
@@ -19,6 +19,8 @@ from halfstep.torch._scales import Scales
 _NATIVE, _OURS = "torch.autocast", "halfstep.torch.autocast"
 _NATIVE_SCALER, _OUR_SCALER = "torch.amp.GradScaler", "halfstep.torch.GradScaler"
 _SCALERS = {_NATIVE_SCALER: torch.amp.GradScaler, _OUR_SCALER: GradScaler}
+# What PyTorch enters again where the script is in one already.
+_OF_TORCH = "torch"
 # What a scaler has in place of a format once it has scaled a loss.
 IN_USE = "in use"
 # What asks by an event of its own, with a policy.
@@ -92,7 +94,7 @@ class Own:
     def _enter(self, how: str, made: Any, rules: str | None) -> None:
         """Takes note of an autocast that is entered; no rules stand for one that casts nothing."""
         # Within a backward pass it is a checkpoint that computes its part again.
-        if rules is not None and not in_backward():
+        if rules is not None and source_of(made) != _OF_TORCH and not in_backward():
             what = {"how": how, "form": name_of(made.fast_dtype), "source": source_of(made)}
             emit("precision", **what, device=made.device, rules=rules)
         self._local.sources.append("" if rules is None else source_of(made))
@@ -123,7 +125,7 @@ def _rules_of(made: autocast) -> str | None:
 
 def _made(original: Callable[..., None], made: Any, *args: Any, **kwargs: Any) -> None:
     original(made, *args, **kwargs)
-    marked(made, here())
+    marked(made, _OF_TORCH if by_torch() else here())
 
 
 def _scaler_made(
