@@ -133,3 +133,30 @@ def script(place, whose, *, autocast="", remedy=""):
 def line_of(text, part):
     """Returns the number of the first line of a text that holds a part."""
     return next(number for number, line in enumerate(text.splitlines(), 1) if part in line)
+
+
+SOUND = """
+import halfstep.torch
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+# PREPARED
+SCALER
+for step in range(20):
+    inputs = torch.randn(32, 8)
+    optimizer.zero_grad()
+    with AUTOCAST:
+        loss = nn.functional.cross_entropy(model(inputs), inputs[:, :2].argmax(1))
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def sound(autocast, scaler, prepared=""):
+    """Returns a script in which nothing goes wrong that is the model's."""
+    text = SOUND.replace("AUTOCAST", autocast).replace("# PREPARED", prepared)
+    return text.replace("SCALER", f"scaler = {scaler}")

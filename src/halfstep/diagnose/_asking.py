@@ -17,6 +17,7 @@ class Own(NamedTuple):
         source: The line, as "file:line"; empty where it is not known.
         device: The type of device that an autocast is for.
         rules: The text of the rules of an autocast; PyTorch's own has none.
+        step: How many steps there were before.
 
     Example:
         >>> own = Own("torch.autocast", "float16", "train.py:7")
@@ -29,6 +30,7 @@ class Own(NamedTuple):
     source: str = ""
     device: str = ""
     rules: str = ""
+    step: int = 0
 
     def __str__(self) -> str:
         if self.scales:

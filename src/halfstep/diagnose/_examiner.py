@@ -96,7 +96,7 @@ class Examiner:
         """Tells once of each precision that the script asks for itself."""
         if asked not in self._asked:
             self._asked.append(asked)
-            self._send({"kind": "precision", **asked})
+            self._send({"kind": "precision", "step": self._number, **asked})
 
     def _on_step(self, record: Any) -> None:
         self._records.append(record)

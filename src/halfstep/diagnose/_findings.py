@@ -16,8 +16,8 @@ from halfstep.core import (
 from halfstep.diagnose._growing import Growth, growth_of
 from halfstep.diagnose._heard import HALF, Evidence, Look
 from halfstep.diagnose._outlying import outlying, times_of
-from halfstep.diagnose._outside import is_of_scale, made_outside, scaled_for_nothing
-from halfstep.diagnose._writing import in_bfloat16, scaled, with_masters, with_rule
+from halfstep.diagnose._outside import asked_late, is_of_scale, made_outside, scaled_for_nothing
+from halfstep.diagnose._writing import in_bfloat16, placed, scaled, with_masters, with_rule
 from halfstep.launch import LIKELY_REASONS, WHAT_TO_CHECK, why_ineffective, why_untrained
 from halfstep.report import share_text
 
@@ -46,7 +46,7 @@ def findings(evidence: Evidence) -> Report:
     diagnosis = decisive.report.diagnosis if decisive else evidence.report.diagnosis
     if _growth(evidence, decisive):
         diagnosis = _without_remedies(diagnosis)
-    report = replace(evidence.report, diagnosis=diagnosis)
+    report = replace(evidence.report, diagnosis=placed(diagnosis, evidence))
     found = [each for find in _FINDERS for each in find(replace(evidence, report=report), decisive)]
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return replace(report, findings=tuple(_told_once(found)))
@@ -275,6 +275,7 @@ _FINDERS: tuple[Callable[[Evidence, Look | None], Iterator[Finding]], ...] = (
     _frameworks,
     _fault,
     scaled_for_nothing,
+    asked_late,
     _diverging,
     _outlying,
     _losses,

@@ -63,6 +63,15 @@ def scaled_for_nothing(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
         yield Finding("warning", f"{text} of 16 bits: all of it ran in float32.")
 
 
+def asked_late(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
+    """Yields which steps were looked at before the script asked for a precision."""
+    first = min((each.step for each in evidence.asked), default=0)
+    if first and evidence.report.steps and not (evidence.overrides or evidence.half):
+        steps = "Step 1" if first == 1 else f"Steps 1 to {first}"
+        text = f"{steps} ran by {evidence.run.policy}, before the script asked for a precision."
+        yield Finding("note", text)
+
+
 def _scale(look: Look, evidence: Evidence) -> float:
     scales = (step.scale for step in evidence.report.steps if step.number == look.step)
     return next(scales, None) or 1.0

@@ -1,9 +1,11 @@
 """What to write in a script, so that it can be pasted."""
 
 import glob
+import re
+from dataclasses import replace
 from typing import Any
 
-from halfstep.core import Policy, Ranges, Rules, complete, policy_text, quoted
+from halfstep.core import Diagnosis, Policy, Ranges, Rules, complete, policy_text, quoted
 from halfstep.diagnose._asking import Own, autocast_of, scaler_of
 from halfstep.diagnose._heard import Evidence
 from halfstep.launch import own_policies
@@ -16,6 +18,8 @@ _SCALERS = {
 _REGION_OF_JAX = "halfstep.jax.autocast(f, policy, scale={scale!r})"
 _BFLOAT16_OF_JAX = 'halfstep.jax.autocast(f, "mixed_bfloat16")'
 _MASTERS = "keep_masters(optimizer)  # once the optimizer is made"
+# A scaler in the last line, of which nothing is said.
+_NEW = re.compile(r"^scaler = GradScaler\([^#\n]*\)\Z", re.MULTILINE)
 _STEPS = "  # with scaler.scale(loss), scaler.step(optimizer) and scaler.update()"
 _OF_OURS = "of halfstep.torch, in place of torch.autocast"
 _EVERYWHERE = "set_global_policy(policy)  # or prepare(..., policy=policy), if the script does that"
@@ -38,13 +42,29 @@ def scaled(evidence: Evidence, ranges: Ranges) -> str:
     return complete(_SCALERS[framework].format(power=ranges.power, scale=ranges.scale))
 
 
+def placed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
+    """Returns a diagnosis in which a new scaler comes with what it takes the place of."""
+    faults = tuple(
+        replace(each, remedy=_placed(each.remedy, evidence)) for each in diagnosis.faults
+    )
+    return replace(diagnosis, faults=faults)
+
+
+def _placed(remedy: str, evidence: Evidence) -> str:
+    is_scaler = _NEW.search(remedy) is not None and _framework(evidence) == ""
+    return f"{remedy}{_instead_of_scaler(evidence)}" if is_scaler else remedy
+
+
 def new_scaler(evidence: Evidence, power: int) -> str:
     """Returns a scaler in place of the one that the script has, or to be used where it has none."""
+    return f"{_SCALER.format(power=power)}{_instead_of_scaler(evidence)}"
+
+
+def _instead_of_scaler(evidence: Evidence) -> str:
     own = scaler_of(evidence.asked)
-    text = _SCALER.format(power=power)
     if own is None:
-        return f"{text}{_STEPS if evidence.asked else ''}"
-    return f"{text}  # in place of the one{own.where}"
+        return _STEPS if evidence.asked else ""
+    return f"  # in place of the one{own.where}"
 
 
 def with_rule(evidence: Evidence, ranges: Ranges, module: str) -> str:
