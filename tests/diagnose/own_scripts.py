@@ -32,6 +32,10 @@ NESTED = """def forward(self, inputs):
         with AUTOCAST:
             hidden = self.ff(hidden * 3e5)
         return self.leave(hidden.float() / (1.0 + hidden.float().abs()))"""
+# The loss stays finite, and its gradients do not.
+HIDDEN = """def forward(self, inputs):
+        hidden = self.ff(self.enter(inputs))
+        return torch.tanh(self.leave(torch.relu(hidden * 3e5)))"""
 AROUND = """
 SCALER
 for step in range(8):
@@ -81,6 +85,9 @@ for step in range(8):
 SCALED_CLOSURE = CLOSURE.replace("    loss.backward", "    scaler.scale(loss).backward").replace(
     "optimizer.step(closure)", "scaler.step(optimizer, closure)\n    scaler.update()"
 )
+UNSCALED = AROUND.replace("scaler.scale(loss).backward()", "loss.backward()").replace(
+    "    scaler.step(optimizer)\n    scaler.update()", "    optimizer.step()"
+)
 DECORATED = """
 SCALER
 
@@ -115,6 +122,8 @@ PLACES = {
     "accumulated": (FORWARD, ACCUMULATED),
     "closure": (FORWARD, CLOSURE),
     "compiled": (FORWARD, COMPILED),
+    "unscaled": (HIDDEN, UNSCALED),
+    "unscaled closure": (HIDDEN, CLOSURE),
 }
 # PyTorch's own scaler takes no closures.
 CASES = [(place, whose) for place in PLACES for whose in AUTOCASTS] + [("scaled closure", "ours")]

@@ -181,7 +181,7 @@ class Heard:
     def _add_unseen(self, step: int, why: str) -> None:
         self._unseen.append((step, why))
 
-    def _add_precision(self, **asked: str) -> None:
+    def _add_precision(self, **asked: Any) -> None:
         own = Own(**asked)
         # A scaler is told of once more when it is in use.
         same = [each for each in self._asked if each.scales and own.scales]

@@ -28,12 +28,13 @@ from halfstep.torch._private import autocast_devices, in_backward
 from halfstep.torch._recast import casts_of
 from halfstep.torch._regions._forward import forward_of
 from halfstep.torch._regions._tree import tensors_in
-from halfstep.torch._tried import tried
+from halfstep.torch._stepping import note_broken
+from halfstep.torch._tried import TOLD_OF, tried
 
 Found = TypeVar("Found")
 
 _KEPT_CALLS = 8
-_EVENTS = ("backward", "loss", "step", "update", "scale", "region", "metric", "precision")
+_EVENTS = (*TOLD_OF, "metric", "nonfinite", "scale", "step", "update")
 
 
 class Seen(NamedTuple):
@@ -87,13 +88,12 @@ class Looking:
         Compiled models run eagerly from now on: inside of a graph nothing can be seen.
         """
         torch.compiler.set_stance("force_eager")
-        undo = replace(nn.Module, "__call__", self._call)
-        handle, ignore = register_optimizer_step_post_hook(self._stepped), self._own.start()
+        ends = [self._own.start(), note_broken(), replace(nn.Module, "__call__", self._call)]
+        ends.append(register_optimizer_step_post_hook(self._stepped).remove)
 
         def end() -> None:
-            ignore()
-            handle.remove()
-            undo()
+            while ends:
+                ends.pop(0)()
             torch.compiler.set_stance("default")
 
         return end

@@ -152,7 +152,7 @@ def _seen(case: Case, watching: Watching) -> Step:
         with gradients_apart(leaves):
             _backward(case, loss, watching)
             grads = [each.grad for each in leaves if each.grad is not None]
-            gradients_finite = _are_finite(grads)
+            gradients_finite = are_finite(grads)
     seen = Step(tuple(watching.operations()), finite, gradients_finite, float(plain.detach()))
     return dataclasses.replace(seen, has_gradient=loss.requires_grad)
 
@@ -170,7 +170,7 @@ def _backward(case: Case, loss: Tensor, watching: Watching) -> None:
         backward(case.caller, loss)
 
 
-def _are_finite(grads: list[Tensor]) -> bool:
+def are_finite(grads: list[Tensor]) -> bool:
     """Returns whether all gradients are; waits once for each device."""
     found: dict[torch.device, list[Tensor]] = {}
     for each in grads:
