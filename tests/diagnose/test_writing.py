@@ -118,6 +118,19 @@ def test_a_rule_for_the_autocast_that_the_script_has(own, device, place):
     assert names["rules"] == base.with_rule("matmul", "full", **edit)
 
 
+def test_the_other_lines_with_such_an_autocast_are_told():
+    first = Own("torch.autocast", "float16", "a.py:2", "cpu")
+    asked = (first, first._replace(source="a.py:9", step=3), first._replace(form="bfloat16"))
+    fault = dataclasses.replace(FORWARD, remedy="lower = autocast()  # in place of it in a.py:2")
+    report = found(trained(), look(2, fault), asked=asked)
+    also = "; also in a.py:9, if the same model is called there"
+    assert report.findings[0].remedy == f"{fault.remedy}{also}"
+    ranges = Ranges(rows("wide") + rows("a", "b", values=ONE), entering=1.0)
+    run = RunResult(policy="mixed_float16", steps=40, lowered=True)
+    report = found(trained(ranges=ranges), look(1, failed=False), run=run, asked=asked)
+    assert of_module(report).remedy.endswith(f" in a.py:2{also}")
+
+
 def test_a_policy_of_the_script_is_replaced_where_it_is():
     for how, last in (
         ("prepare", "region = prepare(model, optimizer, policy=policy)  # in place of how it was"),

@@ -78,16 +78,40 @@ def own_text(asked: Sequence[Own], half: str = "") -> str:
         >>> own_text([Own("torch.amp.GradScaler", "in use", "train.py:3")])
         "float32, scaled by torch.amp.GradScaler in train.py:3 (the script's own)"
     """
-    computing = [str(each) for each in asked if not each.scales]
+    computing = _texts(each for each in asked if not each.scales)
     computing = computing or [f"{half} parameters" if half else "float32"]
-    parts = _some([*computing, *(str(each) for each in asked if each.scales)])
+    parts = _some([*computing, *_texts(each for each in asked if each.scales)])
     return f"{', '.join(parts)} (the script's own)"
+
+
+def _texts(asked: Iterable[Own]) -> list[str]:
+    """Returns what is asked for, in the lines in which the same is."""
+    lines: dict[Own, list[str]] = {}
+    for each in asked:
+        lines.setdefault(Own(each.how, each.form), []).append(each.source)
+    return [str(each._replace(source=" and ".join(_some(of)))) for each, of in lines.items()]
 
 
 def _some(parts: list[str]) -> Iterator[str]:
     yield from parts[:_SHOWN]
     if parts[_SHOWN:]:
         yield f"and {len(parts) - _SHOWN} more"
+
+
+def others_like(own: Own, asked: Iterable[Own]) -> list[str]:
+    """Returns the other lines in which the same is asked for.
+
+    Example:
+        >>> first, second = (Own("torch.autocast", "float16", f"a.py:{line}") for line in (3, 7))
+        >>> others_like(first, [first, second])
+        ['a.py:7']
+    """
+    same = (each for each in asked if _nowhere(each) == _nowhere(own))
+    return [each.source for each in same if each.source != own.source]
+
+
+def _nowhere(own: Own) -> Own:
+    return own._replace(source="", step=0)
 
 
 def scaler_of(asked: Iterable[Own]) -> Own | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from halfstep.core import Diagnosis, Policy, Ranges, Rules, complete, policy_text, quoted
-from halfstep.diagnose._asking import Own, autocast_of, scaler_of
+from halfstep.diagnose._asking import Own, autocast_of, others_like, scaler_of
 from halfstep.diagnose._heard import Evidence
 from halfstep.launch import own_policies
 
@@ -52,7 +52,16 @@ def placed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
 
 def _placed(remedy: str, evidence: Evidence) -> str:
     is_scaler = _NEW.search(remedy) is not None and _framework(evidence) == ""
-    return f"{remedy}{_instead_of_scaler(evidence)}" if is_scaler else remedy
+    casts = (each for each in evidence.asked if each.casts)
+    own = next((each for each in casts if each.source and remedy.endswith(each.where)), None)
+    also = "" if own is None else _also(own, evidence)
+    return f"{remedy}{_instead_of_scaler(evidence) if is_scaler else also}"
+
+
+def _also(own: Own, evidence: Evidence) -> str:
+    """Returns in which other lines it may be needed, too."""
+    lines = " and ".join(others_like(own, evidence.asked))
+    return f"; also in {lines}, if the same model is called there" if lines else ""
 
 
 def new_scaler(evidence: Evidence, power: int) -> str:
@@ -80,7 +89,7 @@ def with_rule(evidence: Evidence, ranges: Ranges, module: str) -> str:
         return _by_policy(evidence, rules=rules)
     lower = f"lower = autocast({_device(own)}dtype=torch.{ranges.form}, rules=rules)"
     text = f"rules = Rules.parse({quoted(str(rules))})\n{lower}  # {_instead(own, ours=True)}"
-    return complete(text)
+    return complete(text + ("" if own is None else _also(own, evidence)))
 
 
 def in_bfloat16(evidence: Evidence) -> str:

@@ -15,6 +15,7 @@ from halfstep.torch._global import put_in_force, take_out_of_force
 from halfstep.torch._patches import Undo, replace
 from halfstep.torch._private import in_backward
 from halfstep.torch._regions._attach import checked_policy
+from halfstep.torch._watch import is_capturing
 
 
 class _GivesWay(BaseException):
@@ -48,6 +49,8 @@ class Offer:
     def __init__(self, policy: Policy | str) -> None:
         self._local = _Local()
         self._everywhere = put_in_force(checked_policy(policy))
+        # Whether gradients of its regions may be on their way.
+        self._pending = False
         self._undo: list[Undo] = []
         if self._everywhere is not None:
             self._undo = [
@@ -56,6 +59,9 @@ class Offer:
             ]
 
     def _listen(self, event: str, values: dict[str, Any]) -> None:
+        if event == "update" and self._everywhere is not None:
+            # Several optimizers step one after the other.
+            self._pending = self._pending and len(self._everywhere._seen) > 1
         if event != "precision":
             return
         if self._local.inside:
@@ -71,15 +77,19 @@ class Offer:
             return
         emit("region", policy=str(everywhere.policy), automatic=True, count=-everywhere._made)
         if take_out_of_force(everywhere):
-            Guarded(everywhere, everywhere.end())
+            guarded = Guarded(everywhere, everywhere.end())
+            if not self._pending:
+                guarded.free()
 
     def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self._local.inside or in_backward() or torch.compiler.is_compiling():
+        if self._local.inside or in_backward() or is_capturing():
             return original(module, *args, **kwargs)
         put_back = _kept(module)
         self._local.inside = True
         try:
-            return original(module, *args, **kwargs)
+            output = original(module, *args, **kwargs)
+            self._pending |= torch.is_grad_enabled()
+            return output
         except _GivesWay:
             self._local.inside = False
             put_back()
@@ -109,10 +119,16 @@ class Guarded:
         if event != "update":
             return
         found = {id(each.optimizer()): each for each in list(self._everywhere._seen)}
-        scaler = values.get("scaler")
-        # A scaler of halfstep tells of itself, after all of its optimizers.
-        for each in [found[scaler]] if scaler in found else list(found.values()):
+        if values.get("scaler") in found:
+            self._free(found[values["scaler"]])
+        else:  # a scaler of halfstep, which tells of itself after all of its optimizers
+            self.free()
+
+    def free(self) -> None:
+        """Takes all of them away."""
+        for each in list(self._everywhere._seen):
             self._free(each)
+        self._end()
 
     def _free(self, guard: Any) -> None:
         self._everywhere.free(guard, self._regions)
