@@ -69,7 +69,8 @@ def test_the_text_and_the_hint(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "train.py: 20 steps, 1 skipped; loss 2" in out
     assert "note: 1 of 20 steps was skipped: gradients held inf." in out
-    assert "mixed_float16: done in" in err
+    assert "mixed_float16 (doctor's choice: the script asks for none)" in out
+    assert "train.py: done in" in err
     assert "--html doctor.html writes all of it as a page" in err
     assert sorted(os.listdir(tmp_path)) == ["hidden", "train.py"]
 
@@ -92,7 +93,8 @@ def test_the_files(tmp_path, capsys):
 def test_json_on_standard_output_is_all_that_is_there(tmp_path, capsys):
     assert doctor(write(tmp_path / "train.py", TRAINING), "--json", "-") == 0
     out, err = capsys.readouterr()
-    assert Report.from_dict(json.loads(out)).policy == "mixed_float16"
+    policy = Report.from_dict(json.loads(out)).policy
+    assert policy == "mixed_float16 (doctor's choice: the script asks for none)"
     assert "train.py: 20 steps" in err
 
 
@@ -111,7 +113,7 @@ def test_a_script_that_fails(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "the script failed:" in out
     assert "ZeroDivisionError: division by zero" in out
-    assert "mixed_float16: failed after" in err
+    assert "train.py: failed after" in err
 
 
 @pytest.mark.usefixtures("no_framework")
@@ -259,8 +261,8 @@ def test_gradients_that_vanish_without_a_scale(capsys):
 @pytest.mark.parametrize(
     ("arguments", "policy", "code"),
     [
-        ((), "mixed_bfloat16 (the script's own)", 0),
-        (("--policy", "mixed_float16"), "mixed_float16", 1),
+        ((), "mixed_bfloat16 by prepare in train.py:21 (the script's own)", 0),
+        (("--policy", "mixed_float16"), "mixed_float16 (--policy)", 1),
     ],
 )
 def test_policies_of_the_script_count_unless_another_is_asked_for(arguments, policy, code):

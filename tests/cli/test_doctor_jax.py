@@ -137,7 +137,7 @@ def test_a_loss_scale_that_finds_its_range(tmp_path):
     assert (first.scale, first.skipped) == (2.0**8, True)
     assert (last.scale, last.skipped) == (2.0 ** (8 - len(report.skipped)), False)
     assert any("ran under mixed_float16" in each for each in told(report, "note"))
-    assert report.policy == "mixed_float16"
+    assert report.policy == "mixed_float16 (--policy)"
 
 
 REGION = """

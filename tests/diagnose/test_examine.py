@@ -35,7 +35,8 @@ def test_the_steps_of_a_script(tmp_path):
     assert len(report.steps) == 20
     assert [step.number for step in report.skipped] == [1]
     assert report.steps[0].loss == pytest.approx(2.0, abs=0.02)
-    assert (report.policy, report.error) == ("mixed_float16", "")
+    assert report.policy == "mixed_float16 (doctor's choice: the script asks for none)"
+    assert report.error == ""
     assert watcher.lines == ["done"]
     assert watcher.texts[-1].startswith("20 steps, loss 0.1")
     assert Report.from_dict(report.to_dict()) == report

@@ -212,3 +212,17 @@ def test_what_there_is_to_say_is_told_at_the_end():
     run = Run(looking)
     run.examiner.finish()
     assert run.of("note") == [{"kind": "note", "text": "it is so"}]
+
+
+def test_what_the_script_asks_for_is_told_once_with_its_step():
+    run = Run()
+    asked = {"how": "torch.autocast", "form": "float16", "source": "a.py:3"}
+    run.step(1.0)
+    for _ in range(2):
+        run.examiner("precision", asked)
+    run.examiner("precision", asked | {"form": "bfloat16"})
+    told = [
+        {"kind": "precision", "step": 1, **asked | {"form": form}}
+        for form in ("float16", "bfloat16")
+    ]
+    assert run.of("precision") == told

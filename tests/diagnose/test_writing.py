@@ -7,6 +7,7 @@ import pytest
 
 from halfstep import Policy, Rules
 from halfstep.core import Diagnosis, Exponents, Moment, Range, Ranges, Step
+from halfstep.diagnose._asking import Own
 from halfstep.launch import RunResult
 from tests.diagnose.test_findings import BACKWARD, FORWARD, UNDERFLOW, found, look, told, trained
 
@@ -61,6 +62,75 @@ def test_a_script_with_an_autocast_of_its_own():
     )
     lower = "lower = autocast(dtype=torch.float16, rules=rules)  # in place of the script's own"
     assert lower in lines
+
+
+def test_a_scaler_comes_with_what_it_takes_the_place_of():
+    scaler = "from halfstep.torch import GradScaler\nscaler = GradScaler(init_scale=65536.0)"
+    fault = dataclasses.replace(UNDERFLOW, remedy=scaler)
+    autocast = Own("torch.autocast", "float16", "train.py:8", "cpu")
+    own = Own("torch.amp.GradScaler", "in use", "train.py:7")
+    for asked, comment in (
+        ((), ""),
+        ((autocast,), "  # with scaler.scale(loss), scaler.step(optimizer) and scaler.update()"),
+        ((autocast, own), "  # in place of the one in train.py:7"),
+    ):
+        report = trained(diagnosis=Diagnosis((fault,)))
+        report = found(report, look(10, UNDERFLOW, failed=False), asked=asked)
+        assert report.findings[0].remedy == f"{scaler}{comment}"
+        assert report.diagnosis.first.remedy == report.findings[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("own", "device", "place"),
+    [
+        (
+            Own("torch.autocast", "float16", "train.py:8", "cpu"),
+            '"cpu", ',
+            "of halfstep.torch, in place of torch.autocast in train.py:8",
+        ),
+        (
+            Own("halfstep.torch.autocast", "float16", "a.py:2", "cuda", "torch-2.13"),
+            '"cuda", ',
+            "in place of the one in a.py:2",
+        ),
+    ],
+)
+def test_a_rule_for_the_autocast_that_the_script_has(own, device, place):
+    run = RunResult(policy="mixed_float16", steps=40, lowered=True)
+    ranges = Ranges(rows("wide") + rows("a", "b", values=ONE), entering=1.0)
+    report = found(trained(ranges=ranges), look(1, failed=False), run=run, asked=(own,))
+    remedy = report.findings[0].remedy
+    last = f"lower = autocast({device}dtype=torch.float16, rules=rules)  # {place}"
+    assert remedy.splitlines()[-1] == last
+    names = {}
+    exec("\n".join(line for line in remedy.splitlines() if "lower" not in line), names)
+    base = Rules.parse(own.rules) if own.rules else Rules()
+    edit = {"where": "wide", "reason": "Its values do not fit float16."}
+    assert names["rules"] == base.with_rule("matmul", "full", **edit)
+
+
+def test_the_other_lines_with_such_an_autocast_are_told():
+    first = Own("torch.autocast", "float16", "a.py:2", "cpu")
+    asked = (first, first._replace(source="a.py:9", step=3), first._replace(form="bfloat16"))
+    fault = dataclasses.replace(FORWARD, remedy="lower = autocast()  # in place of it in a.py:2")
+    report = found(trained(), look(2, fault), asked=asked)
+    also = "; also in a.py:9, if the same model is called there"
+    assert report.findings[0].remedy == f"{fault.remedy}{also}"
+    ranges = Ranges(rows("wide") + rows("a", "b", values=ONE), entering=1.0)
+    run = RunResult(policy="mixed_float16", steps=40, lowered=True)
+    report = found(trained(ranges=ranges), look(1, failed=False), run=run, asked=asked)
+    assert report.findings[0].remedy.endswith(f" in a.py:2{also}")
+
+
+def test_a_policy_of_the_script_is_replaced_where_it_is():
+    for how, last in (
+        ("prepare", "region = prepare(model, optimizer, policy=policy)  # in place of how it was"),
+        ("set_global_policy", "set_global_policy(policy)  # in place of the one in a.py:2"),
+    ):
+        ranges = Ranges(rows("wide") + rows("a", "b", values=ONE), entering=1.0)
+        asked = (Own(how, "mixed_float16", "a.py:2"),)
+        report = found(trained(ranges=ranges), look(1, failed=False), run=REGION, asked=asked)
+        policy_in(report.findings[0].remedy, last)
 
 
 def test_what_is_in_use_is_not_offered():

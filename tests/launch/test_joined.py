@@ -37,3 +37,7 @@ def test_both_follow_the_policy():
     (keras, first), (other, second) = probe(), probe()
     Joined(keras, other).set_policy("mixed_bfloat16")
     assert first == second == ["mixed_bfloat16"]
+    for each in (keras, other):
+        each.offer_policy = each.set_policy
+    Joined(keras, other).offer_policy("mixed_float16")
+    assert first == second == ["mixed_bfloat16", "mixed_float16"]

@@ -52,6 +52,15 @@ class Session:
         return self.log.result(exit_code=0, error="", seconds=1.0)
 
 
+def test_regions_of_a_policy_that_gives_way_are_none():
+    session = Session()
+    offered = {"policy": "mixed_float16", "automatic": True}
+    for values in (offered, offered, {"policy": "mixed_bfloat16"}, offered | {"count": -2}):
+        session.recorder("region", values)
+    assert session.result().region_policies == ("mixed_bfloat16",)
+    assert session.result().regions == 1
+
+
 def test_everything_arrives():
     session = Session()
     session.step(3.0)

@@ -103,7 +103,7 @@ def _check_framework() -> None:
 
 
 def _examine(asked: Examination, verbose: bool) -> Report:
-    with Progress(progress(), [asked.policy]) as shown:
+    with Progress(progress(), [asked.script.name]) as shown:
         shown.start(0)
         report = examine(asked, Line(shown, verbose=verbose))
         failed = bool(report.error)

@@ -37,11 +37,13 @@ class Examiner:
         self._handlers: dict[str, Callable[..., None]] = {
             "loss": self._on_loss,
             "nonfinite": self._on_nonfinite,
+            "precision": self._on_precision,
             "step": self._on_step,
             "update": self._on_update,
         }
         self._losses: list[Any] = []
         self._records: list[Any] = []
+        self._asked: list[dict[str, str]] = []
         self._pending: list[Step] = []
         self._first: int | None = None
         self._number = self._faults = 0
@@ -89,6 +91,12 @@ class Examiner:
     def _on_nonfinite(self) -> None:
         """Learns that the step has made something that is not finite, whatever its loss is."""
         self._look_for_faults(self._number + 1)
+
+    def _on_precision(self, **asked: str) -> None:
+        """Tells once of each precision that the script asks for itself."""
+        if asked not in self._asked:
+            self._asked.append(asked)
+            self._send({"kind": "precision", "step": self._number, **asked})
 
     def _on_step(self, record: Any) -> None:
         self._records.append(record)

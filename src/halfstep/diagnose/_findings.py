@@ -9,6 +9,8 @@ from halfstep.diagnose._growing import Growth, growth_of
 from halfstep.diagnose._heard import HALF, Evidence, Look
 from halfstep.diagnose._misfit import MANY_LOST, misfit
 from halfstep.diagnose._outlying import outlying, times_of
+from halfstep.diagnose._outside import asked_late, is_of_scale, made_outside, scaled_for_nothing
+from halfstep.diagnose._placing import placed
 from halfstep.diagnose._writing import with_masters
 from halfstep.launch import LIKELY_REASONS, WHAT_TO_CHECK, why_ineffective, why_untrained
 from halfstep.report import share_text
@@ -39,7 +41,7 @@ def findings(evidence: Evidence) -> Report:
         diagnosis = _without_remedies(diagnosis)
     elif decisive is None:
         diagnosis = _with_scale(diagnosis, evidence)
-    report = replace(evidence.report, diagnosis=diagnosis)
+    report = replace(evidence.report, diagnosis=placed(diagnosis, evidence))
     found = [each for find in _FINDERS for each in find(replace(evidence, report=report), decisive)]
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return replace(report, findings=tuple(_told_once(found)))
@@ -83,7 +85,9 @@ def _decisive(evidence: Evidence) -> Look | None:
         look
         for look in failed
         if not times_of(look, evidence)
-        if look.outside or _is_forward(look.report.diagnosis) or look.step not in skipped
+        if _is_made_outside(look, evidence)
+        or _is_forward(look.report.diagnosis)
+        or look.step not in skipped
     ]
     lasting = failed[-1:] if _is_stuck(evidence.report) else []
     return next(iter(real or lasting), None)
@@ -102,6 +106,10 @@ def _growth(evidence: Evidence, decisive: Look | None) -> Growth | None:
 
 def _shows(look: Look) -> bool:
     return look.outside or bool(look.report.diagnosis)
+
+
+def _is_made_outside(look: Look, evidence: Evidence) -> bool:
+    return look.outside and not is_of_scale(look, evidence)
 
 
 def _is_forward(diagnosis: Diagnosis) -> bool:
@@ -152,12 +160,7 @@ def _fault(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
         more = _of_misfit(evidence, decisive)
         yield Finding(severity, f"{text}{when}.{more}", fault.module, fault.remedy, fault.changes)
     elif decisive and decisive.outside:
-        before = f", before {decisive.line}" if decisive.line else ""
-        yield Finding(
-            "error",
-            f"At step {decisive.step}, what is not finite was made outside of every model{before}: "
-            "look at the code between its output and the loss, such as a log or a division.",
-        )
+        yield made_outside(decisive, evidence)
 
 
 def _of_misfit(evidence: Evidence, decisive: Look | None) -> str:
@@ -272,6 +275,8 @@ _FINDERS: tuple[Callable[[Evidence, Look | None], Iterator[Finding]], ...] = (
     _untrained,
     _frameworks,
     _fault,
+    scaled_for_nothing,
+    asked_late,
     _diverging,
     _outlying,
     _losses,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from halfstep.core import Cast, Diagnosis, Ranges, Report, Step, summed
+from halfstep.diagnose._asking import Own, own_text
 from halfstep.launch import RunLog, RunResult, policy_text
 
 
@@ -42,6 +43,7 @@ class Evidence:
         frameworks: Which frameworks the script has imported.
         notes: What there is to say of how it ran.
         overrides: Whether the policy was to win over those of the script itself.
+        asked: What the script asks for itself.
     """
 
     report: Report
@@ -51,6 +53,7 @@ class Evidence:
     frameworks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     overrides: bool = True
+    asked: tuple[Own, ...] = ()
 
     @property
     def half(self) -> str:
@@ -60,7 +63,7 @@ class Evidence:
     @property
     def ineffective(self) -> bool:
         """Whether nothing ran under the policy, and the script chose no other one itself."""
-        chosen = self.run.torch_amp or self.run.region_policies or self.half
+        chosen = self.asked or self.run.region_policies or self.half
         return self.run.ineffective and (self.overrides or not chosen)
 
 
@@ -89,6 +92,7 @@ class Heard:
     _unseen: list[tuple[int, str]] = field(default_factory=list)
     _frameworks: tuple[str, ...] = ()
     _notes: list[str] = field(default_factory=list)
+    _asked: list[Own] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._log = RunLog(self.policy, 0)
@@ -98,6 +102,7 @@ class Heard:
             "unseen": self._add_unseen,
             "frameworks": self._add_frameworks,
             "note": self._add_note,
+            "precision": self._add_precision,
         }
 
     def add(self, message: dict[str, Any]) -> None:
@@ -138,7 +143,7 @@ class Heard:
         ranges = summed([each.ranges for each in sampled])
         report = Report(
             script=script,
-            policy=self.policy if self.overrides else self._policy_text(run, ranges),
+            policy=self._policy_text(run, ranges),
             versions=run.versions,
             device=run.device,
             date=run.date,
@@ -152,15 +157,20 @@ class Heard:
             stopped=stopped,
         )
         looks, unseen = tuple(self._looks), tuple(self._unseen)
-        others = (self._frameworks, tuple(self._notes), self.overrides)
+        others = (self._frameworks, tuple(self._notes), self.overrides, tuple(self._asked))
         return findings(Evidence(report, run, looks, unseen, *others))
 
     def _policy_text(self, run: RunResult, ranges: Ranges) -> str:
-        """Returns what a run trained under, whoever chose it."""
+        """Returns what a run trained under, and who chose it."""
+        if self.overrides:
+            return f"{self.policy} (--policy)"
         if self._frameworks == ("jax",):
             return "the script's own formats"
-        half = half_of(ranges) if run.ineffective and not run.torch_amp else ""
-        return f"{half} parameters (the script's own)" if half else policy_text(run)
+        half = half_of(ranges) if self._asked or run.ineffective else ""
+        if self._asked or half:
+            return own_text(self._asked, half)
+        text = policy_text(run)
+        return f"{text} (doctor's choice: the script asks for none)" if text == run.policy else text
 
     def _add_steps(self, report: dict[str, Any]) -> None:
         self._steps += Report.from_dict(report).steps
@@ -170,6 +180,14 @@ class Heard:
 
     def _add_unseen(self, step: int, why: str) -> None:
         self._unseen.append((step, why))
+
+    def _add_precision(self, **asked: Any) -> None:
+        own = Own(**asked)
+        # A scaler is told of once more when it is in use.
+        same = [each for each in self._asked if each.scales and own.scales]
+        for each in [each for each in same if (each.how, each.source) == (own.how, own.source)]:
+            self._asked.remove(each)
+        self._asked.append(own)
 
     def _add_note(self, text: str) -> None:
         self._notes.append(text)

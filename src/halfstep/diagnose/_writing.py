@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from halfstep.core import Change, Policy, Ranges, Rule, policy_words, rules_for
 from halfstep.diagnose._heard import Evidence
+from halfstep.diagnose._placing import autocast_in_bfloat16, new_scaler, ruled_autocast
 from halfstep.launch import own_policies
 
 _SCALERS = {
-    "": "scaler = GradScaler(init_scale=2.0**{power})",
     "keras": "optimizer = halfstep.keras.LossScaleOptimizer(optimizer, initial_scale=2.0**{power})",
     "jax": 'loss_scale = halfstep.jax.loss_scale("dynamic(init_scale={scale!r})")',
 }
@@ -17,8 +17,7 @@ _MASTERS = "keep_masters(optimizer)  # once the optimizer is made"
 _EVERYWHERE = "set_global_policy(policy)  # or prepare(..., policy=policy), if the script does that"
 _AGAIN = "region = prepare(model, optimizer, policy=policy)  # in place of how it was prepared"
 _IN_KERAS = "halfstep.keras.set_global_policy(policy)"
-_LOWER = "lower = autocast(dtype=torch.{form}, rules=rules)  # in place of the script's own"
-_LOWER_IN_BFLOAT16 = "lower = autocast(dtype=torch.bfloat16)  # in place of the script's own"
+_SET = "set_global_policy(policy)  # in place of the one"
 _AUTOCASTS = "autocast*"
 
 
@@ -51,9 +50,10 @@ def _scaled(evidence: Evidence, ranges: Ranges, rules: tuple[Rule, ...]) -> tupl
         return _by_policy(evidence, f"dynamic(init_scale={scale!r})", rules)
     if ranges.power in (None, evidence.report.power):
         return ()
+    if framework == "":
+        return (*_ruled(evidence, ranges, rules), new_scaler(evidence, ranges.power))
     use = _SCALERS[framework].format(power=ranges.power, scale=ranges.scale)
-    scaler = Change(use, "scaler", scale=repr(ranges.scale))
-    return (*_ruled(evidence, ranges, rules), scaler)
+    return (*_ruled(evidence, ranges, rules), Change(use, "scaler", scale=repr(ranges.scale)))
 
 
 def _ruled(evidence: Evidence, ranges: Ranges, rules: tuple[Rule, ...]) -> tuple[Change, ...]:
@@ -62,8 +62,9 @@ def _ruled(evidence: Evidence, ranges: Ranges, rules: tuple[Rule, ...]) -> tuple
         return ()
     if evidence.run.regions or _framework(evidence) == "keras":
         return _by_policy(evidence, "", rules)
-    base = policy_words(Policy.named("mixed_float16"))
-    return (Change(_LOWER.format(form=ranges.form), _AUTOCASTS, base, rules=rules),)
+    use, known = ruled_autocast(evidence, ranges.form)
+    base = policy_words(Policy.named("mixed_float16").with_(rules=known))
+    return (Change(use, _AUTOCASTS, base, rules=rules),)
 
 
 def in_bfloat16(evidence: Evidence) -> tuple[Change, ...]:
@@ -78,7 +79,8 @@ def in_bfloat16(evidence: Evidence) -> tuple[Change, ...]:
     if framework == "jax":
         return (Change(_BFLOAT16_OF_JAX, "policy", instead=str(lower)),)
     if not evidence.run.regions and framework != "keras":
-        return (Change(_LOWER_IN_BFLOAT16, _AUTOCASTS, instead=str(lower)),)
+        use = autocast_in_bfloat16(evidence)
+        return (Change(use, _AUTOCASTS, instead=str(lower)),) if use else ()
     policy = _policy(evidence)
     wide = policy.with_(compute_dtype=lower.compute_dtype, scale=lower.scale)
     if wide == policy:
@@ -117,4 +119,9 @@ def _use(evidence: Evidence) -> str:
     """Returns the line by which a policy takes effect."""
     if _framework(evidence) == "keras":
         return _IN_KERAS
-    return _AGAIN if own_policies(evidence.run) else _EVERYWHERE
+    own = next((each for each in evidence.asked if each.has_policy), None)
+    if own is not None and own.how == "set_global_policy":
+        return f"{_SET}{own.where}"
+    if own is not None or own_policies(evidence.run):
+        return f"{_AGAIN}{'' if own is None else own.where}"
+    return _EVERYWHERE

@@ -44,6 +44,9 @@ class Probe:
     def set_policy(self, policy: str) -> None:
         """Does nothing: functions that `autocast` made ask for the policy in force."""
 
+    def offer_policy(self, policy: str) -> None:
+        """Does nothing, either."""
+
     def snapshot(self, value: Any) -> Any:
         """Returns the value, which nothing changes in place."""
         return value

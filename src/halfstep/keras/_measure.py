@@ -61,6 +61,10 @@ class Probe:
         set_global_policy(policy)
         self._release = hold_policy()
 
+    def offer_policy(self, policy: str) -> None:
+        """Does the same: what the script asks for takes its place."""
+        self.set_policy(policy)
+
     def has_lowered(self) -> bool | None:
         """Returns whether a model that trained computes in low precision, None if none did."""
         return self._models.lowered

@@ -40,6 +40,11 @@ class Joined:
         self._other.set_policy(policy)
         self._keras.set_policy(policy)
 
+    def offer_policy(self, policy: str) -> None:
+        """Lets scripts that ask for no precision train under a policy, with either."""
+        self._other.offer_policy(policy)
+        self._keras.offer_policy(policy)
+
     def has_lowered(self) -> bool | None:
         """Returns whether either was to compute in low precision, None if Keras does not know."""
         return self._other.has_lowered() or self._keras.has_lowered()

@@ -39,6 +39,9 @@ class Probe(Protocol):
     def set_policy(self, policy: str) -> None:
         """Lets scripts that do not use halfstep train under a policy."""
 
+    def offer_policy(self, policy: str) -> None:
+        """Lets scripts that ask for no precision train under a policy."""
+
     def snapshot(self, value: Any) -> Any:
         """Returns a value that later changes in place do not reach, without waiting for it."""
 
@@ -85,6 +88,9 @@ class KerasProbe(Protocol):
     def set_policy(self, policy: str) -> None:
         """Lets the models that are built from now on train under a policy."""
 
+    def offer_policy(self, policy: str) -> None:
+        """Does the same: what the script asks for takes its place."""
+
     def has_lowered(self) -> bool | None:
         """Returns whether a model that trained computes in low precision, None if unknown."""
 
@@ -116,6 +122,9 @@ class NoProbe:
         """Returns None."""
 
     def set_policy(self, policy: str) -> None:
+        """Does nothing."""
+
+    def offer_policy(self, policy: str) -> None:
         """Does nothing."""
 
     def snapshot(self, value: Any) -> Any:

@@ -88,7 +88,7 @@ class Recorder:
                 "scalers": len(self._scalers),
                 "scale": None if self._scale is None else self._probe.floats([self._scale])[0],
                 "regions": self._regions.total(),
-                "region_policies": list(self._regions),
+                "region_policies": list(+self._regions),
                 "lowered": self._scaled or self._probe.has_lowered(),
                 "torch_amp": self._torch_amp,
             }
@@ -141,8 +141,9 @@ class Recorder:
         if self._scalers and self._scalers[0] in scalers:
             self._scale = self._probe.snapshot(scale)
 
-    def _on_region(self, policy: str) -> None:
-        self._regions[policy] += 1
+    def _on_region(self, policy: str, count: int = 1, automatic: bool = False) -> None:
+        """Counts regions, and takes away those of a policy that gives way to the script's own."""
+        self._regions[policy] += count
 
     def _on_auto(self, policy: str, why: str) -> None:
         if self._chosen.get(policy) != why:

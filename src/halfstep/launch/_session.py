@@ -137,7 +137,8 @@ class Session:
             self._tell_probe(self._probe)
         if self._looks_at_memory:
             self._probe.watch_kept(self._send_kept)
-        probe.set_policy(self._policy or core.AUTO)
+        use = probe.set_policy if self._overrides or not self._policy else probe.offer_policy
+        use(self._policy or core.AUTO)
 
     def _send_kept(self, found: dict[str, Any]) -> None:
         self.finish()  # whoever listens may have heard enough

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from halfstep.torch._autocast import Inside, Settings
 from halfstep.torch._engine import _state
+from halfstep.torch._observing._sources import entered, marked
 from halfstep.torch._private import preserved_version
 from halfstep.torch._regions._tree import tensors_in, with_tensors
 
@@ -22,35 +23,50 @@ class Call(NamedTuple):
         given: Copies of the arguments, positional and by name.
         buffers: The buffers of the model, and copies from before the call.
         around: The autocasts, PyTorch's own or ours, that the call was in.
+        source: The line that the innermost one of them was made in.
         cotangents: The gradients that came back to each output, None where none did.
+        scales: What the loss was multiplied by that they came from, where that is known.
     """
 
     model: nn.Module
     given: tuple[tuple[Any, ...], dict[str, Any]]
     buffers: list[tuple[Tensor, Tensor]]
     around: tuple[Settings, ...]
+    source: str
     cotangents: list[Tensor | None]
+    scales: list[Any]
 
     def again(self, model: nn.Module) -> list[Tensor]:
         """Calls a model in the same way, and returns the tensors of its output."""
         args, kwargs = self.given
         with contextlib.ExitStack() as stack:
             for each in self.around:
-                stack.enter_context(_inside(each))
+                stack.enter_context(_inside(each, self.source))
             return tensors_in(model(*args, **kwargs))
 
     @classmethod
-    def of(cls, model: nn.Module, args: Any, kwargs: Any) -> "Call":
+    def of(cls, model: nn.Module, args: Any, kwargs: Any, source: str = "") -> "Call":
         """Returns a call that is about to be made."""
         buffers = [(each, each.clone()) for each in model.buffers()]
-        return cls(model, _copied((args, kwargs)), buffers, _around(model), [])
+        return cls(model, _copied((args, kwargs)), buffers, _around(model), source, [], [])
 
-    def made(self, outputs: list[Tensor]) -> None:
-        """Takes note of what it returned, and later of what comes back to that."""
+    def made(self, outputs: list[Tensor], scale: Callable[[], Any] = lambda: None) -> None:
+        """Takes note of what it returned, and later of what comes back to that.
+
+        Args:
+            outputs: What it returned.
+            scale: Tells what the loss was multiplied by that goes backward.
+        """
         self.cotangents.extend([None] * len(outputs))
         for index, tensor in enumerate(outputs):
             if tensor.requires_grad:
-                tensor.register_hook(_receiver(self, index))
+                tensor.register_hook(_receiver(self, index, scale))
+
+    @property
+    def scale(self) -> float | None:
+        """What the loss was multiplied by last, None where that is not known."""
+        known = [each for each in self.scales if each is not None]
+        return float(known[-1]) if known else None
 
     @property
     def entered_broken(self) -> bool:
@@ -68,8 +84,9 @@ def put(values: list[tuple[Tensor, Tensor]]) -> None:
             target.copy_(value)
 
 
-def _receiver(call: Call, index: int) -> Callable[[Tensor | None], None]:
+def _receiver(call: Call, index: int, scale: Callable[[], Any]) -> Callable[[Tensor | None], None]:
     def receive(gradient: Tensor | None) -> None:
+        call.scales[:] = [scale()]
         # An output that nothing comes back to may have an undefined gradient.
         call.cotangents[index] = None if gradient is None else gradient.detach().clone()
 
@@ -97,10 +114,19 @@ def _around(model: nn.Module) -> tuple[Settings, ...]:
     return (Settings("cpu", torch.get_autocast_dtype("cpu"), False, False, ""),)
 
 
-def _inside(settings: Settings) -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def _inside(settings: Settings, source: str) -> Iterator[None]:
     if settings.enabled and not settings.rules:
-        return torch.autocast(settings.device_type, dtype=settings.dtype)
-    return Inside(settings)
+        with marked(torch.autocast(settings.device_type, dtype=settings.dtype), source):
+            yield
+        return
+    region = Inside(settings)
+    with entered(source):
+        region.__enter__()
+    try:
+        yield
+    finally:
+        region.__exit__()
 
 
 def loss_of(calls: list[Call], scale: float, *, broken: bool = False) -> Callable[..., Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from halfstep.core import Auto, Plan, Policy
+from halfstep.core import Auto, Plan, Policy, emit, listening, quiet
 from halfstep.errors import UsageError
 from halfstep.torch._auto import device_in_use, settled
 from halfstep.torch._dtypes import HALF
@@ -49,6 +49,8 @@ class _Everywhere:
         self.policy = policy
         self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
         self._copies = 0
+        # How many regions were told of.
+        self._made = 0
         # What each guard has seen of copies and of its optimizer's parameters.
         self._seen: weakref.WeakKeyDictionary[Guard, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._left_alone: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -77,10 +79,18 @@ class _Everywhere:
         with _lock:
             if forward_of(module):  # made so by another thread meanwhile
                 return
-            region = prepare(module, policy=self.policy)
+            region = self._prepared(module)
             self._adopt(region)
             for each in list(self._seen):
                 self._join(each, region)
+
+    def _prepared(self, module: nn.Module) -> Region:
+        with quiet("region"):
+            region = prepare(module, policy=self.policy)
+        self._made += 1
+        if listening():
+            emit("region", policy=str(self.policy), automatic=True)
+        return region
 
     def _adopt(self, region: Region) -> None:
         region._on_misfit = functools.partial(self._leave_alone, weakref.ref(region))
@@ -131,16 +141,25 @@ class _Everywhere:
 
     def remove(self) -> None:
         """Takes everything away again."""
+        regions = self.end()
+        for each in list(self._seen):
+            self.free(each, regions)
+
+    def end(self) -> list[Region]:
+        """Takes everything away but the guards, and returns the regions that there were."""
         for undo in self._undo:
             undo()
         regions = list(self._regions)
         for region in regions:
             region.remove()
-        for each in list(self._seen):
-            each.keeper = None
-            for region in regions:
-                each.part(region)
-            each.release()
+        return regions
+
+    def free(self, found: Guard, regions: list[Region]) -> None:
+        """Takes a guard away, if nobody else needs it."""
+        found.keeper = None
+        for region in regions:
+            found.part(region)
+        found.release()
 
 
 def is_fit(module: nn.Module) -> bool:
@@ -190,14 +209,37 @@ def set_global_policy(policy: Policy | Plan | str) -> None:
         (torch.float32, 'mixed_bfloat16')
         >>> set_global_policy("float32")
     """
-    global _everywhere
+    chosen = checked_everywhere(policy)
+    put_in_force(chosen)
+    if listening():
+        emit("policy", policy=str(chosen))
+
+
+def checked_everywhere(policy: Policy | Plan | str) -> Policy | Auto:
+    """Returns the policy that counts where somebody asks for one, if every model can follow it."""
     chosen = followed(policy)
     if isinstance(chosen, Policy):
         checked_masters("cast", runnable(chosen), None, None)
+    return chosen
+
+
+def put_in_force(policy: Policy | Auto) -> "_Everywhere | None":
+    """Lets a policy take the place of the one in force, and returns it, None for float32."""
+    global _everywhere
     with _lock:
         if _everywhere is not None:
             _everywhere.remove()
-        _everywhere = None if chosen == _FLOAT32 else _Everywhere(chosen)
+        _everywhere = None if policy == _FLOAT32 else _Everywhere(policy)
+        return _everywhere
+
+
+def take_out_of_force(everywhere: "_Everywhere") -> bool:
+    """Lets no policy be in force, the guards stay; returns whether it was this one until now."""
+    global _everywhere
+    with _lock:
+        was_in_force = _everywhere is everywhere
+        _everywhere = None if was_in_force else _everywhere
+        return was_in_force
 
 
 def global_policy() -> Policy:

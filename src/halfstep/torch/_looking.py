@@ -15,25 +15,26 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from halfstep.core import Cast, Diagnosis, Plan, Ranges, quiet
 from halfstep.torch._called import Call, loss_of, put
-from halfstep.torch._diagnose import diagnose
 from halfstep.torch._engine import _state
-from halfstep.torch._engine._observe import Observer
-from halfstep.torch._explain import Explanation
 from halfstep.torch._global import _is_of_keras, suspended
+from halfstep.torch._observing._diagnosis import diagnosis
 from halfstep.torch._observing._ranges import ranges
-from halfstep.torch._observing._twins import twin
-from halfstep.torch._observing._untouched import undrawn
+from halfstep.torch._observing._step import Case
+from halfstep.torch._own import Own
 from halfstep.torch._patches import Undo, replace
 from halfstep.torch._plan import plan
 from halfstep.torch._private import autocast_devices, in_backward
+from halfstep.torch._recast import casts_of
 from halfstep.torch._regions._forward import forward_of
 from halfstep.torch._regions._tree import tensors_in
+from halfstep.torch._stepping import note_broken
+from halfstep.torch._tried import TOLD_OF, tried
 from halfstep.torch._within import Within
 
 Found = TypeVar("Found")
 
 _KEPT_CALLS = 8
-_EVENTS = ("backward", "loss", "step", "update", "scale", "region", "metric")
+_EVENTS = (*TOLD_OF, "metric", "nonfinite", "scale", "step", "update")
 
 
 class Seen(NamedTuple):
@@ -75,6 +76,7 @@ class Looking:
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._within = Within()
         self._told_casts = False
+        self._own = Own()
 
     def start(self) -> Undo:
         """Begins to keep calls, and returns what ends it.
@@ -82,12 +84,12 @@ class Looking:
         Compiled models run eagerly from now on: inside of a graph nothing can be seen.
         """
         torch.compiler.set_stance("force_eager")
-        undo = replace(nn.Module, "__call__", self._call)
-        handle = register_optimizer_step_post_hook(self._stepped)
+        ends = [self._own.start(), note_broken(), replace(nn.Module, "__call__", self._call)]
+        ends.append(register_optimizer_step_post_hook(self._stepped).remove)
 
         def end() -> None:
-            handle.remove()
-            undo()
+            while ends:
+                ends.pop(0)()
             torch.compiler.set_stance("default")
 
         return end
@@ -95,6 +97,7 @@ class Looking:
     def forget(self) -> None:
         """Forgets the calls: their step is over."""
         self._calls.clear()
+        self._own.scales.forget()
 
     @property
     def has_calls(self) -> bool:
@@ -116,9 +119,10 @@ class Looking:
 
     def _faults(self, scale: float) -> Diagnosis:
         found, several = Diagnosis(), len({id(call.model) for call in tuple(self._calls)}) > 1
-        for model, loss_fn in self._models(scale):
-            with self._as_before(model):
-                found = diagnose(model, (), loss_fn, loss_scale=_outer(model, scale))
+        for model, loss_fn, outer in self._models(scale):
+            case = Case(model, (), loss_fn, outer, tells_loss=False)
+            with self._as_before(model), tried(case, None):
+                found = diagnosis(case)
             if found:
                 return _of(model, found) if several else found
         return found
@@ -133,13 +137,14 @@ class Looking:
 
     def _seen(self, scale: float) -> Seen | None:
         models = self._models(scale, broken=True)  # to be counted, not to be taken for zeros
-        found = [(model, self._ranges(model, loss_fn)) for model, loss_fn in models]
-        if not found:
+        seen = [(model, self._ranges(model, loss_fn), outer) for model, loss_fn, outer in models]
+        if not seen:
             return None
-        model, first = found[0]
+        model, first, outer = seen[0]
+        found = [(each, ranges) for each, ranges, _ in seen]
         casts = () if self._told_casts else tuple(self._all_casts([each for each, _ in found]))
         self._told_casts = True
-        return Seen(_together(found), _power(model, first, scale), casts)
+        return Seen(_together(found), _power(model, first, scale, outer), casts)
 
     def _all_casts(self, models: list[nn.Module]) -> Iterator[Cast]:
         """Yields the casts of all models, below their names where there are several."""
@@ -160,7 +165,7 @@ class Looking:
         return _outside(lambda: self._plan(seconds=seconds, budget=budget, tell=tell))
 
     def _plan(self, **settings: Any) -> Plan | None:
-        for model, loss_fn in self._models(1.0):
+        for model, loss_fn, _ in self._models(1.0):
             with self._as_before(model):
                 return plan(model, (), loss_fn, **settings)
         return None
@@ -182,13 +187,25 @@ class Looking:
 
     def _models(
         self, scale: float, *, broken: bool = False
-    ) -> Iterator[tuple[nn.Module, Callable[..., Tensor]]]:
-        """Yields each model that was called, the one of the most parameters first, and its loss."""
+    ) -> Iterator[tuple[nn.Module, Callable[..., Tensor], float]]:
+        """Yields models, the one of the most parameters first, with a loss and its scale."""
         models = list({id(call.model): call.model for call in tuple(self._calls)}.values())
         for model in sorted(models, key=_size, reverse=True):
-            calls = [call for call in tuple(self._calls) if call.model is model]
+            calls = self._calls_of(model)
+            outer = self._outer(model, calls, scale)
             with quiet(*_EVENTS), self._within.call(), suspended():
-                yield model, loss_of(calls, _outer(model, scale), broken=broken)
+                yield model, loss_of(calls, outer, broken=broken), outer
+
+    def _calls_of(self, model: nn.Module) -> list[Call]:
+        return [call for call in tuple(self._calls) if call.model is model]
+
+    def _outer(self, model: nn.Module, calls: list[Call], scale: float) -> float:
+        """Returns the scale in the gradients outside of a model."""
+        if forward_of(model) is not None:
+            return 1.0
+        own = [call.scale for call in calls if call.scale is not None]
+        # Before the way back it is known of the loss alone.
+        return own[-1] if own else self._own.scales.latest() or scale
 
     @contextlib.contextmanager
     def _as_before(self, model: nn.Module) -> Iterator[None]:
@@ -201,19 +218,9 @@ class Looking:
         finally:
             put(now)
 
-    def _casts(self, model: nn.Module) -> Iterator[Cast]:
-        explanation, copied = Explanation(), twin(model)[0]
-        observer = Observer(explanation, _state.below_autocast)
-        with self._within.call(), undrawn(), _state.observed(observer), observer:
-            for call in tuple(self._calls):
-                if call.model is model:
-                    call.again(copied)
-        for row in explanation.rows:
-            if row.casts:
-                target = (*row.outputs, "")[0]
-                others = [each for each in dict.fromkeys(row.inputs) if each != target]
-                source = " ".join(others) or target
-                yield Cast(row.operation, row.module, row.casts, source, target, row.cast_bytes)
+    def _casts(self, model: nn.Module) -> list[Cast]:
+        with quiet(*_EVENTS), self._within.call():
+            return list(casts_of(model, self._calls_of(model)))
 
     def _stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if not self._within.here:
@@ -225,10 +232,10 @@ class Looking:
         kind: Any = type(module)
         if _is_of_keras(kind) or not any(it.requires_grad for it in module.parameters()):
             return original(module, *args, **kwargs)
-        call = Call.of(module, args, kwargs)
+        call = Call.of(module, args, kwargs, self._own.around)
         with self._within.call(module):
             output = original(module, *args, **kwargs)
-        call.made(tensors_in(output))
+        call.made(tensors_in(output), self._own.scales.backward)
         self._calls.append(call)
         return output
 
@@ -245,17 +252,13 @@ def _size(model: nn.Module) -> int:
     return sum(each.numel() for each in model.parameters())
 
 
-def _outer(model: nn.Module, scale: float) -> float:
-    """Returns the scale in the gradients outside of a model."""
-    return 1.0 if forward_of(model) is not None else scale
-
-
-def _power(model: nn.Module, found: Ranges, scale: float) -> int:
+def _power(model: nn.Module, found: Ranges, scale: float, outer: float) -> int:
     """Returns the exponent of what multiplied the gradients inside of a model."""
-    forward, power = forward_of(model), math.frexp(scale)[1] - 1
+    forward = forward_of(model)
     if forward is None:
-        return power
+        return math.frexp(outer)[1] - 1
     # A region multiplies whatever enters to the size of its scale.
+    power = math.frexp(scale)[1] - 1
     return power - math.frexp(found.entering)[1] if forward.region._scaled else 0
 
 

@@ -74,6 +74,12 @@ class Probe:
 
         set_global_policy(policy)
 
+    def offer_policy(self, policy: str) -> None:
+        """Makes every model train under a policy until the script asks for a precision itself."""
+        from halfstep.torch._offer import Offer
+
+        Offer(policy)
+
     def snapshot(self, value: Any) -> Any:
         """Returns a detached copy of a tensor, and anything else as it is.
 

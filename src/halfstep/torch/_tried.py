@@ -19,7 +19,7 @@ from halfstep.torch._private import autocast_devices
 from halfstep.torch._regions._forward import device_of, forward_of
 
 # What a training is told of, which is not one here.
-_EVENTS = ("backward", "loss", "region")
+TOLD_OF = ("backward", "loss", "region", "precision")
 
 
 @contextlib.contextmanager
@@ -36,7 +36,7 @@ def tried(case: Case, policy: Policy | str | None) -> Iterator[None]:
     for check in (_refuse_autocast, _check_model, _check_scale):
         check(case)
     _refuse_two_scales(case, policy)
-    with quiet(*_EVENTS), on_trial(), _under(case, policy):
+    with quiet(*TOLD_OF), on_trial(), _under(case, policy):
         yield
 
 

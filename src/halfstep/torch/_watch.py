@@ -87,7 +87,7 @@ def _backward(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
 
 def _tell_backward(tensors: Any) -> None:
     # Within a backward pass it is a checkpoint that computes its part again.
-    if in_backward() or _is_capturing():
+    if in_backward() or is_capturing():
         return
     emit("backward")
     for root in _tensors(tensors):
@@ -96,7 +96,7 @@ def _tell_backward(tensors: Any) -> None:
 
 
 def _scale(original: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
-    if scaler.is_enabled() and not _is_capturing():
+    if scaler.is_enabled() and not is_capturing():
         for loss in _tensors(outputs):
             emit("loss", value=_plain(loss), source="scale")
     return original(scaler, outputs)
@@ -125,7 +125,7 @@ def _update(original: Callable[..., None], scaler: Any, *args: Any, **kwargs: An
 def _tell_scale(scaler: Any) -> None:
     """Tells what became of the scale, for those optimizers whose steps were told with it."""
     stepped = _STEPPED.pop(scaler, None)
-    if stepped and not _is_capturing():
+    if stepped and not is_capturing():
         emit("scale", scale=scaler._scale, scalers=stepped)
 
 
@@ -143,7 +143,7 @@ def _after_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
 
 
 def _tell_step(optimizer: Optimizer, step: FrameType | None) -> None:
-    if ends_outermost(step) and not is_telling() and not _is_capturing():
+    if ends_outermost(step) and not is_telling() and not is_capturing():
         _tell(optimizer, _record(optimizer))
 
 
@@ -180,7 +180,7 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.detach().as_subclass(Tensor)
 
 
-def _is_capturing() -> bool:
+def is_capturing() -> bool:
     """Returns whether the work goes into a CUDA graph, where nothing may be read or copied."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 

@@ -65,8 +65,7 @@ def _told_faults(found: list[Ran], remedies: Remedies) -> Iterator[Fault]:
         fault = dataclasses.replace(_fault(each, kinds), in_float32=wide)
         if each is found[0]:
             fault = _with_changes(fault, remedies.of(each, in_float32=wide))
-            note = "" if wide else note_of(each, remedies.in_float32, fault.remedy)
-            fault = dataclasses.replace(fault, note=note)
+            fault = fault if wide else _with_note(fault, each, remedies)
         yield fault
 
 
@@ -78,6 +77,12 @@ def _kinds(found: list[Ran], case: Case) -> Kinds:
 
 def _told_underflow(ran: Ran, value: Value, remedies: Remedies) -> Fault:
     return _with_changes(_told(ran, value, "underflow"), remedies.of_underflow())
+
+
+def _with_note(fault: Fault, ran: Ran, remedies: Remedies) -> Fault:
+    tells = remedies.case.tells_loss
+    note = note_of(ran, remedies.in_float32, fault.remedy, tells_loss=tells)
+    return dataclasses.replace(fault, note=note)
 
 
 def _with_changes(fault: Fault, changes: tuple[Change, ...]) -> Fault:

@@ -7,6 +7,7 @@ from types import CodeType
 from typing import Any
 
 from halfstep.torch._observing._places import Places, line
+from halfstep.torch._observing._sources import entering
 from halfstep.torch._observing._ways import Asked, Way
 from halfstep.torch._private import in_backward
 
@@ -53,8 +54,8 @@ class Force:
         return next((each for each in reversed(self._stack) if each[0] is not None), (None, 0))
 
     def source(self) -> str:
-        """Returns the line that runs, as "file:line"."""
-        return os.path.basename(line(self._within).partition(" (")[0])
+        """Returns the line of the autocast that is entered, or that runs, as "file:line"."""
+        return entering() or os.path.basename(line(self._within).partition(" (")[0])
 
     def enter(self, asked: Asked | None) -> Way | None:
         """Takes note of an autocast, None for an island where nothing is cast; returns its way."""

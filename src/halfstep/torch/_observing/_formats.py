@@ -14,6 +14,7 @@ from halfstep.torch._dtypes import HALF
 from halfstep.torch._engine import _state
 from halfstep.torch._engine._paths import PATHS
 from halfstep.torch._observing._force import Force
+from halfstep.torch._observing._sources import source_of
 from halfstep.torch._observing._ways import Asked, Way
 from halfstep.torch._regions._forward import Forward
 
@@ -139,7 +140,8 @@ def _native(
 ) -> Iterator[Undo]:
     def enter(original: Any, native: Any) -> Any:
         device_type, dtype, enabled = native.device, native.fast_dtype, native._enabled
-        way = force.enter(Asked(True, device_type, dtype, "", force.source()) if enabled else None)
+        asked = Asked(True, device_type, dtype, "", source_of(native) or force.source())
+        way = force.enter(asked if enabled else None)
         if not formats.changes(way):
             return original(native)
         dtype, enabled = formats.dtype(dtype, way), formats.enabled(enabled)

@@ -15,13 +15,14 @@ _DIVERGES = (
 )
 
 
-def note_of(ran: Ran, in_float32: Step, remedy: str) -> str:
+def note_of(ran: Ran, in_float32: Step, remedy: str, *, tells_loss: bool = True) -> str:
     """Returns what else there is to know of a fault that float32 does not make, "" for nothing.
 
     Args:
         ran: The operation that made it.
         in_float32: What happened in float32.
         remedy: What to write.
+        tells_loss: Whether the loss is the one that the training knows.
     """
     if ran.entered:
         return ""
@@ -29,7 +30,7 @@ def note_of(ran: Ran, in_float32: Step, remedy: str) -> str:
         return _SKIPPED
     weight = max(map(_largest_weight, _also_in(in_float32, ran)), default=0.0)
     found = (
-        ("the loss is", abs(in_float32.loss), _LARGE_LOSS),
+        ("the loss is", abs(in_float32.loss) if tells_loss else 0.0, _LARGE_LOSS),
         ("its weights reach", weight, _LARGE_WEIGHT),
     )
     large = (_DIVERGES.format(what=what, size=size) for what, size, limit in found if size >= limit)

@@ -46,6 +46,7 @@ class Case:
         formats: In which formats.
         trial: Looks at operations, and changes them.
         caller: Who is named in errors.
+        tells_loss: Whether the loss is the one that the training knows.
     """
 
     model: nn.Module
@@ -57,6 +58,7 @@ class Case:
     formats: Formats = field(default_factory=Formats)
     trial: Trial = field(default_factory=Trial)
     caller: str = "diagnose"
+    tells_loss: bool = True
 
     def scaled(self, regions: Iterable["Region"], by: float) -> "Case":
         """Returns a case in which the scales of regions are other ones."""
@@ -150,7 +152,7 @@ def _seen(case: Case, watching: Watching) -> Step:
         with gradients_apart(leaves):
             _backward(case, loss, watching)
             grads = [each.grad for each in leaves if each.grad is not None]
-            gradients_finite = _are_finite(grads)
+            gradients_finite = are_finite(grads)
     seen = Step(tuple(watching.operations()), finite, gradients_finite, float(plain.detach()))
     return dataclasses.replace(seen, has_gradient=loss.requires_grad)
 
@@ -168,7 +170,7 @@ def _backward(case: Case, loss: Tensor, watching: Watching) -> None:
         backward(case.caller, loss)
 
 
-def _are_finite(grads: list[Tensor]) -> bool:
+def are_finite(grads: list[Tensor]) -> bool:
     """Returns whether all gradients are; waits once for each device."""
     found: dict[torch.device, list[Tensor]] = {}
     for each in grads:

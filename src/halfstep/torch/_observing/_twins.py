@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
-from halfstep.core import Policy
+from halfstep.core import Policy, quiet
 from halfstep.errors import UsageError
 from halfstep.torch._dtypes import HALF
 from halfstep.torch._master import keep_masters
@@ -56,7 +56,8 @@ def prepared_twin(
     convert(again, _widened)
     for state in stepper.state.values() if stepper else ():
         state.update({name: _widened(value) for name, value in state.items()})
-    prepare(again, stepper, policy)
+    with quiet("region"):
+        prepare(again, stepper, policy)
     return again, stepper
 
 
