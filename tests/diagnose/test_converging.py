@@ -124,8 +124,8 @@ def graves(report):
     return [each for each in report.findings if each.severity != "note"]
 
 
-# In the fifth, each of two remedies used to ask for the scale that the other one was for.
-@pytest.mark.parametrize("seed", [2, 4, 5, 7, 9, 17, 23, 37, 45, 55, 67])
+# In the last four, two scales used to ask for each other without end.
+@pytest.mark.parametrize("seed", [2, 7, 23, 77, 101, 49, 61, 68, 103])
 @pytest.mark.parametrize("way", [Prepared, Scaled])
 def test_following_what_is_written_ends(seed, way):
     remedies = []

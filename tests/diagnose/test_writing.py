@@ -174,6 +174,11 @@ def test_small_gradients_of_a_step_and_of_the_training_have_one_remedy():
         "(step 10). 100 % of the gradients become 0 in float16 at the scale in force, 2^0."
     )
     assert finding.remedy == report.diagnosis.first.remedy == report.remedies.text
+    wide = Ranges(rows("a", values=small) + rows("b", "c", values=small) + rows("w"), entering=1.0)
+    both = trained(diagnosis=Diagnosis((fault,)), ranges=wide, power=26)
+    (both,) = found(both, look(10, fault, failed=False), run=REGION).findings
+    assert both.module == "ff"
+    assert both.text.endswith("The values of w need more range than float16 has, at any scale.")
     assert policy_in(finding.remedy, "set_global_policy(policy)").scale.init_scale == 2.0**26
     assert report.remedies.later == ()
 

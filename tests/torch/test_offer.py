@@ -178,3 +178,25 @@ def test_what_pytorch_enters_for_itself_is_not_asked_for(offered):
     assert forward_of(model) is not None
     exec(text, {"torch": torch, "layer": model})
     assert asked(offered) == ["torch.autocast"]
+
+
+def test_no_guard_stays_where_no_gradient_is_on_its_way(offered):
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    with low():
+        model(torch.ones(1, 8))
+    assert "step" not in vars(optimizer)
+
+
+def test_guards_go_with_a_scaler_that_tells_of_itself(offered):
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (first, second)]
+    first(torch.ones(1, 8)).sum().backward()
+    scaler = hst.GradScaler("cpu")
+    assert "step" in vars(optimizers[0])
+    scaler.scale(second(torch.ones(1, 8)).sum()).backward()
+    scaler.step(optimizers[1])
+    scaler.update()
+    assert not any("step" in vars(each) for each in optimizers)

@@ -1,6 +1,7 @@
 """Reads frozen values from plain data that anybody may have written, by their annotations."""
 
 import dataclasses
+import functools
 import math
 import reprlib
 import types
@@ -14,6 +15,9 @@ from halfstep.errors import HalfstepError, ReportError
 AnyValue = TypeVar("AnyValue")
 
 _WRITTEN = "Pass what to_dict() made."
+_kinds: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
+# Of a large model there are millions of them.
+_AS_THEY_ARE = frozenset({int, str, bool, type(None)})
 # What JSON has no number for.
 _NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
@@ -25,11 +29,13 @@ def plain(value: Any) -> Any:
         >>> plain(((1, 2.0), float("inf"), None))
         [[1, 2.0], 'inf', None]
     """
+    if type(value) in _AS_THEY_ARE:
+        return value
+    if isinstance(value, tuple):
+        return [plain(each) for each in value]
     if dataclasses.is_dataclass(value):
         fields = dataclasses.fields(value)
         return {field.name: plain(getattr(value, field.name)) for field in fields}
-    if isinstance(value, tuple):
-        return [plain(each) for each in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -54,7 +60,7 @@ to_dict() made.
     """
     if not isinstance(data, Mapping):
         raise _wrong(where, "a dict", data)
-    kinds = typing.get_type_hints(cls)
+    kinds = _kinds(cls)
     _check_keys(cls, data, where)
     values = {key: _value(kinds[key], data[key], f"{where}.{key}") for key in data}
     try:
@@ -82,9 +88,9 @@ def _check_keys(cls: Any, data: Mapping[str, Any], where: str) -> None:
 
 
 def _value(kind: Any, data: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+    origin, inner = _parts(kind)
+    if origin is dataclasses.dataclass:
         return record(kind, data, where)
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple:
         return _tuple(inner, data, where)
     if origin is types.UnionType:
@@ -96,10 +102,20 @@ def _value(kind: Any, data: Any, where: str) -> Any:
         raise _wrong(where, expected, data) from None
 
 
+@functools.cache
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Returns what a type is made of; of a record that it is one."""
+    if dataclasses.is_dataclass(kind):
+        return dataclasses.dataclass, ()
+    return typing.get_origin(kind), typing.get_args(kind)
+
+
 def _tuple(inner: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(data, Sequence) or isinstance(data, str | bytes):
         raise _wrong(where, "a list", data)
-    kinds = [inner[0]] * len(data) if inner[-1] is Ellipsis else inner
+    kinds = (inner[0],) * len(data) if inner[-1] is Ellipsis else inner
+    if _AS_THEY_ARE.issuperset(kinds) and tuple(map(type, data)) == kinds:
+        return tuple(data)
     if len(kinds) != len(data):
         raise _wrong(where, f"a list of {len(kinds)}", data)
     return tuple(

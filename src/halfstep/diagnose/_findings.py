@@ -168,7 +168,7 @@ def _of_misfit(evidence: Evidence, decisive: Look | None) -> str:
     fault = evidence.report.diagnosis.first
     is_small = decisive is None and fault is not None and not fault.breaks
     found = misfit(evidence.report) if is_small else None
-    return f" {found.text}" if found is not None and (found.lost or found.modules) else ""
+    return f" {found.named_text}" if found is not None and (found.lost or found.modules) else ""
 
 
 def _sampled(evidence: Evidence) -> Look:

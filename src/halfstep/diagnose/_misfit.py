@@ -36,9 +36,19 @@ class Misfit:
     @property
     def text(self) -> str:
         """It, in a sentence, without the name of the `module`."""
-        form, what = self.ranges.form, "Its values need"
-        if not self.module:
-            what = f"the values of {_listed(self.modules)} need"
+        return self._text("its values need" if self.module else self._named)
+
+    @property
+    def named_text(self) -> str:
+        """It, in a sentence that names every module."""
+        return self._text(self._named)
+
+    @property
+    def _named(self) -> str:
+        return f"the values of {_listed(self.modules)} need"
+
+    def _text(self, what: str) -> str:
+        form = self.ranges.form
         outside = f"{what} more range than {form} has, at any scale" if self.modules else ""
         lost = f"{share_text(self.lost)} of the gradients become 0 in {form} at the scale in force"
         told = [f"{lost}, 2^{self.power}"] if self.lost else []

@@ -1,10 +1,12 @@
 """The report as one HTML file, which needs nothing besides itself."""
 
 import base64
+import functools
+import gzip
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
@@ -21,6 +23,7 @@ from halfstep.report._magnitudes import (
     zero_text,
 )
 from halfstep.report._numbers import bytes_text, number
+from halfstep.report._shown import MOST_NAMES, count_text, shown_casts, shown_tensors
 from halfstep.report._timeline import timeline
 from halfstep.report._visible import visible
 from halfstep.report._words import (
@@ -75,13 +78,17 @@ def page(report: Report) -> str:
         ('<!doctype html>', False, True)
     """
     check_page()
-    scripts = [_plotly(), _script()]
+    script, plotly = _script(), _plotly()
+    tensors = shown_tensors(report)
     text = _template().render(
         report=report,
+        tensors=tensors,
+        casts=shown_casts(report),
         style=_read("page.css"),
-        scripts=scripts,
-        hashes=list(map(_hash, scripts)),
-        data=embedded(_data(report)),
+        script=script,
+        plotly=_packed(plotly),
+        hashes=list(map(_hash, (script, plotly))),
+        data=embedded(_data(replace(report, ranges=replace(report.ranges, rows=tuple(tensors))))),
     )
     # A name may hold half of a pair, which no file can.
     return str(text).encode("utf-8", "replace").decode()
@@ -147,7 +154,8 @@ def _template() -> Any:
         "lost": lost_text,
         "broken": broken_text,
         "formats": LOW_FORMATS,
-        "by_bytes": _by_bytes,
+        "count_text": count_text,
+        "most_names": MOST_NAMES,
         "is_broken": is_broken,
         "unnamed": UNNAMED,
     }
@@ -162,15 +170,16 @@ def _breakable(path: str) -> Any:
     return Markup("<wbr>").join(map(escape, parts))
 
 
-def _by_bytes(casts: Sequence[Any]) -> list[Any]:
-    return sorted(casts, key=lambda cast: -cast.bytes)
-
-
 def _plotly() -> str:
     from plotly.offline import get_plotlyjs
 
-    # The one way in which a script could end its element too early.
-    return _one_kind_of_line_end(get_plotlyjs()).replace("</script", "<\\/script")
+    return _one_kind_of_line_end(get_plotlyjs())
+
+
+@functools.cache
+def _packed(script: str) -> str:
+    """Returns a script as text that the page unpacks, of which it would be most otherwise."""
+    return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode()
 
 
 def _script() -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from halfstep.core import Format
+from halfstep.core import Change, Format
 from halfstep.keras._diagnosing._layer_text import is_kerass, layer_text, place_text
 from halfstep.keras._diagnosing._places import Place
 from halfstep.keras._diagnosing._verdict import Found
@@ -32,13 +32,21 @@ def with_remedies(found: list[Found], case: Case, look: Look) -> list[Any]:
         look: Runs such a case and returns its faults in this pass.
     """
     tried = functools.cache(lambda: _tried(found[0], case, look))
-    return [dataclasses.replace(each.fault, remedy=_remedy(each, tried)) for each in found]
+    return [_with_changes(each.fault, _remedy(each, tried)) for each in found]
 
 
-def _remedy(found: Found, tried: Callable[[], str]) -> str:
+def _with_changes(fault: Any, changes: tuple[Change, ...]) -> Any:
+    remedy = "\n".join(each.text for each in changes)
+    return dataclasses.replace(fault, remedy=remedy, changes=changes)
+
+
+def _remedy(found: Found, tried: Callable[[], tuple[Change, ...]]) -> tuple[Change, ...]:
     if found.fault.in_float32:
-        return ""
-    return _constant(found) or "\n".join(filter(None, [_epsilon(found), tried()]))
+        return ()
+    constant, epsilon = _constant(found), _epsilon(found)
+    if constant:
+        return (Change(constant),)
+    return (*([Change(epsilon)] if epsilon else []), *tried())
 
 
 def _constant(found: Found) -> str:
@@ -62,15 +70,15 @@ def _epsilon(found: Found) -> str:
     return f"epsilon = {power:g}  # smaller ones than {least:.2g} vanish in {made.held.dtype}"
 
 
-def _tried(found: Found, case: Case, look: Look) -> str:
+def _tried(found: Found, case: Case, look: Look) -> tuple[Change, ...]:
     return (
-        (_scale(case, look) if found.fault.phase == "backward" else "")
+        (_scale(case, look) if found.fault.phase == "backward" else ())
         or _float32_layers(found, case, look)
         or _bfloat16(case, look)
     )
 
 
-def _scale(case: Case, look: Look) -> str:
+def _scale(case: Case, look: Look) -> tuple[Change, ...]:
     """Returns the largest loss scale below that of the case without a fault."""
     low, high = -1, math.ceil(math.log2(case.scale))
     while high - low > 1:
@@ -78,8 +86,9 @@ def _scale(case: Case, look: Look) -> str:
         fine = not look(dataclasses.replace(case, scale=2.0**middle))
         low, high = (middle, high) if fine else (low, middle)
     if low < 0:
-        return ""
-    return f"halfstep.keras.LossScaleOptimizer(optimizer, initial_scale={2.0**low})"
+        return ()
+    use = f"halfstep.keras.LossScaleOptimizer(optimizer, initial_scale={2.0**low})"
+    return (Change(use, "scaler", scale=repr(2.0**low)),)
 
 
 @dataclass
@@ -111,13 +120,13 @@ class _Wide:
             self.add(place.parent)
 
 
-def _float32_layers(found: Found, case: Case, look: Look) -> str:
+def _float32_layers(found: Found, case: Case, look: Look) -> tuple[Change, ...]:
     """Returns the layers that must compute in float32 so that no fault is left."""
     wide, left = _Wide(), [found]
     while left:
         place = _written_by_hand(left[0].place)
         if place is None or not wide.add(place):
-            return ""
+            return ()
         case = dataclasses.replace(case, dtypes=wide.dtype_of)
         left = attempted(look, case, None)
         for add in (wide.add_inner, wide.add_outer):
@@ -125,8 +134,8 @@ def _float32_layers(found: Found, case: Case, look: Look) -> str:
                 add(place)
                 left = attempted(look, case, None)
         if left is None:
-            return ""
-    return "\n".join(_text(each) for each in wide.places)
+            return ()
+    return tuple(Change(_text(each)) for each in wide.places)
 
 
 def attempted(run: Callable[[Case], Any], case: Case, otherwise: Any) -> Any:
@@ -160,7 +169,8 @@ def _holds_others(layer: Any) -> bool:
     return wraps or type(layer) is keras.layers.RNN
 
 
-def _bfloat16(case: Case, look: Look) -> str:
+def _bfloat16(case: Case, look: Look) -> tuple[Change, ...]:
     wider = dataclasses.replace(case, dtypes=lambda _, own: "bfloat16" if own in LOW else own)
-    remedy = 'halfstep.keras.set_global_policy("mixed_bfloat16")'
-    return "" if attempted(look, wider, True) else remedy
+    use = 'halfstep.keras.set_global_policy("mixed_bfloat16")'
+    found = attempted(look, wider, True)
+    return () if found else (Change(use, "policy", instead="mixed_bfloat16"),)
