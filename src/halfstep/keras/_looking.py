@@ -67,7 +67,7 @@ class Looking:
     """
 
     # What comes back to a model of Keras from a loss is not looked at.
-    entered_broken, notes = False, ()
+    entered_broken, notes, sizes, only = False, (), None, None
 
     def __init__(self) -> None:
         self._calls = Calls(self._traced)
@@ -83,6 +83,9 @@ class Looking:
                 undo.pop()()
 
         return end
+
+    def expect(self, *, sampled: bool) -> None:
+        """Each step is kept as it was before, whether it is to be looked at or not."""
 
     def forget(self) -> None:
         """The step is over."""
