@@ -8,12 +8,13 @@ from halfstep.core import (
     FORWARD,
     SEVERITIES,
     Diagnosis,
+    Fault,
     Finding,
     Ranges,
     Report,
     culprits_text,
 )
-from halfstep.diagnose._growing import Growth, growth_of
+from halfstep.diagnose._growing import Growth, Swelling, growth_of, swelling_of
 from halfstep.diagnose._heard import HALF, Evidence, Look
 from halfstep.diagnose._outlying import outlying, times_of
 from halfstep.diagnose._writing import in_bfloat16, scaled, with_masters, with_rule
@@ -26,6 +27,7 @@ _IN_A_ROW = 3
 # A scale may be looked for by a few skips in as many steps.
 _SEARCHED = 50
 _SHOWN_MODULES = 5
+_SCALES = ("scale=", "scale(", "Scaler(", "LossScale")
 _INSTEAD = {
     "keras": "Looked at is what `fit` calls, and models that the script calls itself; for others, "
     "write halfstep.keras.diagnose(model, x, y).",
@@ -75,29 +77,39 @@ def _decisive(evidence: Evidence) -> Look | None:
         look
         for look in failed
         if not times_of(look, evidence)
-        if look.outside or _is_forward(look.report.diagnosis) or look.step not in skipped
+        if look.outside or _is_real(look.report.diagnosis) or look.step not in skipped
     ]
     lasting = failed[-1:] if _is_stuck(evidence.report) else []
     return next(iter(real or lasting), None)
 
 
-def _growth(evidence: Evidence, decisive: Look | None) -> Growth | None:
-    """Returns how the loss has grown before it broke, None where it has not."""
+def _growth(evidence: Evidence, decisive: Look | None) -> Growth | Swelling | None:
+    """Returns how the loss or the parameters have grown before it broke, None where neither has."""
     if decisive is None:
         return None
     losses = {step.number: step.loss for step in evidence.report.steps}
     after = losses.get(decisive.step + 1)
     # That it breaks in the next step belongs to it.
     until = decisive.step + (after is not None and not math.isfinite(after))
-    return growth_of([loss for number, loss in losses.items() if number <= until])
+    grown = growth_of([loss for number, loss in losses.items() if number <= until])
+    return grown or swelling_of(decisive, evidence)
 
 
 def _shows(look: Look) -> bool:
     return look.outside or bool(look.report.diagnosis)
 
 
-def _is_forward(diagnosis: Diagnosis) -> bool:
-    return diagnosis.first is not None and diagnosis.first.phase == "forward"
+def _is_real(diagnosis: Diagnosis) -> bool:
+    """Returns whether a fault is none that another loss scale would cure."""
+    fault = diagnosis.first
+    if fault is None or fault.kind == "underflow":
+        return False
+    return fault.phase == "forward" or fault.in_float32 or _is_cured_otherwise(fault)
+
+
+def _is_cured_otherwise(fault: Fault) -> bool:
+    # A remedy was tried, and lower scales were tried before the others.
+    return bool(fault.remedy) and not any(word in fault.remedy for word in _SCALES)
 
 
 def _is_stuck(report: Report) -> bool:
@@ -147,7 +159,8 @@ def _fault(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
         yield Finding(
             "error",
             f"At step {decisive.step}, what is not finite was made outside of every model{before}: "
-            "look at the code between its output and the loss, such as a log or a division.",
+            "look at the code between an output and the next model or the loss, such as a log or a "
+            "division.",
         )
 
 
@@ -244,7 +257,7 @@ def _moments(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
     """Yields what an Adam loses that keeps its state in the format of the parameters."""
     found = [each for each in evidence.report.ranges.moments if each.form in HALF]
     fault = evidence.report.diagnosis.first
-    broken = fault is not None and (fault.operation, fault.role) == ("data", "weight")
+    broken = fault is not None and fault.operation in ("data", "update") and fault.role == "weight"
     for each in [it for it in found if it.eps_vanishes][:1]:
         text = f"eps={each.eps:g} of its optimizer is 0 in {each.form}, so that steps divide by 0."
         yield Finding("error" if broken else "warning", text, each.parameter, with_masters())
@@ -271,8 +284,8 @@ def _notes(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
 _FINDERS: tuple[Callable[[Evidence, Look | None], Iterator[Finding]], ...] = (
     _untrained,
     _frameworks,
-    _fault,
     _diverging,
+    _fault,
     _outlying,
     _losses,
     _skips,

@@ -1,9 +1,10 @@
 """What to write in a script, so that it can be pasted."""
 
 import glob
+import re
 from typing import Any
 
-from halfstep.core import Policy, Ranges, Rules, complete, policy_text, quoted
+from halfstep.core import Policy, Range, Ranges, Rules, complete, policy_text, quoted
 from halfstep.diagnose._heard import Evidence
 from halfstep.launch import own_policies
 
@@ -17,6 +18,7 @@ _BFLOAT16_OF_JAX = 'halfstep.jax.autocast(f, "mixed_bfloat16")'
 _MASTERS = "keep_masters(optimizer)  # once the optimizer is made"
 _EVERYWHERE = "set_global_policy(policy)  # or prepare(..., policy=policy), if the script does that"
 _AGAIN = "region = prepare(model, optimizer, policy=policy)  # in place of how it was prepared"
+_SELECTS = re.compile(r"(?m)^.*where=.*$")
 _REASON = "Its values need the range."
 
 
@@ -41,6 +43,18 @@ def with_rule(evidence: Evidence, ranges: Ranges, module: str) -> str:
         rules = rules.with_rule(family, "full", where=glob.escape(row.where), reason=_REASON)
     if not row.families or evidence.half or _framework(evidence) == "jax":
         return ""
+    return _in_model(row, _ruled(evidence, ranges, rules))
+
+
+def _in_model(row: Range, text: str) -> str:
+    """Returns a text that says in which of several models the path of its rules is."""
+    model = row.module.removesuffix(f".{row.where}")
+    if not row.where or model == row.module:
+        return text
+    return _SELECTS.sub(lambda line: f"{line[0]}  # in {model}", text)
+
+
+def _ruled(evidence: Evidence, ranges: Ranges, rules: Rules) -> str:
     if evidence.run.regions or _in_keras(evidence):
         return _by_policy(evidence, rules=rules)
     lower = f"lower = autocast(dtype=torch.{ranges.form}, rules=rules)"
