@@ -1,4 +1,4 @@
-"""What a step takes under a plan, beside float32 and torch.autocast, on this machine.
+"""What a step takes under `auto` and under a plan, beside float32 and torch.autocast, here.
 
 Run `python benchmarks/plan.py`. A step is zero_grad, forward, loss, backward and the fused AdamW;
 with float16, PyTorch's way has its GradScaler. The plan is made of the model and one batch, and
@@ -24,6 +24,20 @@ from halfstep.torch import plan, prepare, saved_bytes
 LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # What takes that many times as long as float32 is measured once, and left out then.
 HOPELESS = 3.0
+COLUMNS = (
+    "model",
+    "float32",
+    "autocast bfloat16",
+    "autocast float16",
+    "auto",
+    "plan",
+    "auto over float32",
+    "auto: format, rules",
+    "plan over the best",
+    "the best",
+    "kept over the best's",
+    "plan: format, rules",
+)
 
 
 class Native:
@@ -51,19 +65,20 @@ class Native:
         self.scaler.update()
 
 
-class Planned(Native):
-    """A region by a plan; the loop is that of float32."""
+class Prepared(Native):
+    """A region by a policy or a plan; the loop is that of float32."""
 
-    def __init__(self, model, batch, loss_fn, found):
+    def __init__(self, model, batch, loss_fn, policy):
         super().__init__(model, batch, loss_fn)
-        prepare(self.model, self.optimizer, policy=found)
+        self.policy = prepare(self.model, self.optimizer, policy=policy).policy
 
 
 def ways(model, batch, loss_fn, found):
     yield "float32", Native(model, batch, loss_fn)
     for name, dtype in LOW.items():
         yield f"autocast {name}", Native(model, batch, loss_fn, dtype)
-    yield "plan", Planned(model, batch, loss_fn, found)
+    yield "auto", Prepared(model, batch, loss_fn, "auto")
+    yield "plan", Prepared(model, batch, loss_fn, found)
 
 
 def kept(way):
@@ -110,13 +125,21 @@ def row(name, rounds, budget):
     steps = dict(ways(model, batch, loss_fn, found))
     times, first = measured(steps, rounds)
     memory = {name: kept(steps[name]) for name in times}
-    native = [each for each in times if each != "plan"]
+    native = [each for each in times if each not in ("auto", "plan")]
     best = min(native, key=lambda each: median(times[each]))
-    over = [a / b for a, b in zip(times["plan"], times[best], strict=True)]
+    over, auto = over_each(times["plan"], times[best]), over_each(times["auto"], times["float32"])
     cells = [shown(times[each] if each in times else [first[each]]) for each in steps]
-    rules = f"{found.policy.compute_dtype}, {len(found.policy.rules.edits)}"
-    less = memory["plan"] / memory[best]
-    return f"| {name} | {' | '.join(cells)} | {cell(over)} | {best} | {less:.2f} | {rules} |"
+    less, chosen = memory["plan"] / memory[best], described(steps["auto"].policy)
+    shares = f"{cell(auto)} | {chosen} | {cell(over)} | {best} | {less:.2f}"
+    return f"| {name} | {' | '.join(cells)} | {shares} | {described(found.policy)} |"
+
+
+def over_each(times, others):
+    return [a / b for a, b in zip(times, others, strict=True)]
+
+
+def described(policy):
+    return f"{policy.compute_dtype}, {len(policy.rules.edits)}"
 
 
 def main():
@@ -128,12 +151,7 @@ def main():
     threads = f"{torch.get_num_threads()} threads"
     versions = f"halfstep {halfstep.__version__}, torch {torch.__version__}"
     print(f"{processor()}, {threads}, {versions}, {date.today()}")
-    print(
-        "| model | float32 | autocast bfloat16 | autocast float16 | plan | plan over the best |",
-        end="",
-    )
-    print(" the best | kept over the best's | plan: format, rules |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
     for name in options.model or MODELS:
         print(row(name, options.rounds, options.seconds), flush=True)
 

@@ -224,3 +224,31 @@ def test_what_libraries_compile(tmp_path, library):
     fault = report.diagnosis.first
     assert fault.module.startswith("mlp")
     assert (fault.operation, fault.phase, fault.dtype) == ("dot_general", "forward", "float16")
+
+
+LOOP = """
+import jax
+import jax.numpy as jnp
+def loss_of(weights, row):
+    with jax.named_scope("norm"):
+        return jnp.sqrt((weights * row).sum()).mean()
+@jax.jit
+def epoch(weights, rows):
+    def turn(weights, row):
+        loss, grads = jax.value_and_grad(loss_of)(weights, row)
+        return weights - 0.01 * grads, loss
+    return jax.lax.scan(turn, weights, rows)
+rows = jnp.ones((12, 4)).at[6].set(0.0)
+weights = jnp.ones(4)
+for _ in range(2):
+    weights, losses = epoch(weights, rows)
+"""
+
+
+def test_a_loop_of_training_steps_within_a_compiled_function(tmp_path):
+    _, report = examined(tmp_path, LOOP)
+    fault = report.diagnosis.first
+    assert (fault.module, fault.operation, fault.phase) == ("norm", "div", "backward")
+    assert fault.note == "in turn 7 of its loop"
+    assert "jnp.sqrt(safe)" in fault.remedy
+    assert {"norm.mul", "norm.sqrt", "args[0]"} <= set(report.ranges.modules)

@@ -23,6 +23,9 @@ RUN = {
 }
 
 
+ATTENTION = "mixed_bfloat16, rules=halfstep-1 + attention=full"
+
+
 def shown(chosen=False, **values):
     console = Console(file=io.StringIO(), width=80)
     show_ending(console, "train.py", RunResult(**RUN | values), chosen=chosen)
@@ -49,6 +52,13 @@ def test_a_run():
 
 def test_the_choice_is_told():
     assert "mixed_float16 (chosen for this device; --policy sets it)" in shown(chosen=True)
+    text = "auto: mixed_bfloat16 with attention in float32"
+    values = {"policy": "auto", "auto": (ATTENTION,), "why": ("auto chose it.",)}
+    assert row("policy", **values) == text
+    assert (
+        row("policy", chosen=True, **values) == f"{text} (chosen for this device; --policy sets it)"
+    )
+    assert row("why", **values) == "auto chose it."
 
 
 def row(name, **values):
@@ -67,6 +77,21 @@ def row(name, **values):
 )
 def test_policies_of_the_script_itself_are_named(own, text):
     assert row("policy", chosen=True, regions=9, region_policies=own, lowered=True) == text
+
+
+def test_regions_that_auto_chose_for_are_not_the_scripts_own():
+    values = {"policy": "auto", "auto": ("mixed_bfloat16", "float32"), "lowered": True}
+    row_of = {"regions": 9, "region_policies": ("mixed_bfloat16", "float32")}
+    assert row("policy", **values, **row_of) == "auto: mixed_bfloat16; float32"
+    row_of["region_policies"] += ("mixed_float16",)
+    text = "auto: mixed_bfloat16; float32; mixed_float16 (the script's own)"
+    assert row("policy", **values, **row_of) == text
+
+
+def test_auto_that_nothing_asked_for():
+    assert row("policy", policy="auto", lowered=False) == "float32 (auto did not take effect)"
+    kept = {"policy": "auto", "auto": ("float32",), "lowered": False}
+    assert row("policy", **kept) == "auto: float32"
 
 
 def test_a_policy_that_did_not_take_effect():

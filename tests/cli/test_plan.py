@@ -1,11 +1,13 @@
 """The whole way: a script is measured in a process of its own, and its plan is written."""
 
 import json
+import signal
 
 import pytest
 
 from halfstep import Plan
 from halfstep.cli import main
+from tests.cli.interrupting import WAITING, interrupted
 from tests.launch.scripts import write
 
 pytest.importorskip("torch")
@@ -109,6 +111,15 @@ def test_what_cannot_be_is_told_before_anything_runs(given, says, capsys):
 def test_an_option_of_the_script_needs_two_dashes(capsys):
     assert main(["plan", "train.py", "--epochs", "1"]) == 2
     assert "halfstep plan SCRIPT -- ..." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_stops_it_leaves_no_process_and_no_plan(tmp_path, number):
+    script = write(tmp_path / "waits.py", f"if True:{WAITING}")
+    code, shown = interrupted(["plan", script, "--verbose"], number)
+    assert code == 130
+    assert "halfstep: interrupted" in shown
+    assert not (tmp_path / "plan.toml").exists()
 
 
 def test_without_pytorch(monkeypatch, capsys):

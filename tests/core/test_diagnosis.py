@@ -63,7 +63,7 @@ def test_the_loss_scale_is_told():
     assert str(Diagnosis(loss_scale=256.0)) == "no inf and no NaN at loss scale 256"
     lines = str(Diagnosis((FAULT,), 65536.0)).splitlines()
     assert lines == [*str(FAULT).splitlines(), "at loss scale 65536"]
-    assert Diagnosis(loss_scale=256.0).to_dict() == {"faults": [], "loss_scale": 256.0}
+    assert Diagnosis(loss_scale=256.0).to_dict()["loss_scale"] == 256.0
 
 
 def test_plain_data():

@@ -4,6 +4,7 @@ import pytest
 
 from halfstep import Exponents
 from halfstep.core import Observation, Observed
+from halfstep.errors import UsageError
 
 
 def row(module, *numbers, reference=None, form="float16", **place):
@@ -55,3 +56,34 @@ def test_a_selection():
     assert [each.module for each in seen.of()] == ["a", "b"]
     assert seen.of(operation="aten::exp") == seen.of(phase="backward") == seen.of(module="b")
     assert len(seen.of(module="a", role="input")) == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"phase": "forwards"}, "a phase among forward, backward, got 'forwards'. Did you mean"),
+        ({"module": "aa"}, "a module among a, b, got 'aa'. Did you mean 'a'?"),
+        ({"module": 3}, "a module among a, b, got 3. Write one of these, or leave it out."),
+        ({"operation": "matmul"}, "an operation among exp, aten::exp, got 'matmul'."),
+        ({"role": "outputs"}, "a role among input, weight, output, buffer, target, grad_output"),
+    ],
+)
+def test_what_is_in_no_step_is_refused_with_what_is(asked, text):
+    seen = Observation((row("a", 1.0, name="aten::exp"), row("b", 1.0, phase="backward")))
+    with pytest.raises(UsageError) as caught:
+        seen.of(**asked)
+    assert text in str(caught.value)
+
+
+def test_what_is_in_the_step_may_be_missing_in_a_selection():
+    seen = Observation((row("a", 1.0), row("b", 1.0, phase="backward")))
+    assert len(seen.of(phase="backward").of(module="a")) == 0
+    with pytest.raises(UsageError, match="a module among a, b, got 'c'"):
+        seen.of(module="a").of(module="c")
+
+
+def test_a_long_list_of_modules_is_cut():
+    seen = Observation(tuple(row(f"layers.{place}", 1.0) for place in range(5000)))
+    with pytest.raises(UsageError, match="and 4988 more, got 'layers'") as caught:
+        seen.of(module="layers")
+    assert len(str(caught.value)) < 400

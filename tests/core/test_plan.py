@@ -126,6 +126,33 @@ def test_a_file_that_is_no_text(tmp_path):
         Plan.load(path)
 
 
+def test_a_file_of_an_editor_that_marks_its_encoding(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(TEXT, "utf-8-sig")
+    assert Plan.load(path) == PLAN
+
+
+def test_what_is_no_file(tmp_path):
+    with pytest.raises(PlanError, match=r"a file that can be read, got .*: Is a directory"):
+        Plan.load(tmp_path)
+
+
+def test_what_is_nested_without_end():
+    with pytest.raises(PlanError, match="mine needs to be TOML of a plan, got one nested too deep"):
+        Plan.parse("made = " + "[" * 100_000, "mine")
+
+
+def test_a_policy_of_which_nothing_is_said():
+    with pytest.raises(PlanError, match=r"line 1, column 2: A plan needs keys in \[policy\], got"):
+        Plan.parse("[policy]\n")
+
+
+def test_a_plan_of_many_rules_keeps_all_of_them():
+    row = '[[rules]]\ntarget = "softmax"\naction = "full"\nreason = "x"\nwhere = "layer{}"\n'
+    text = '[policy]\nscale = "none"\n' + "".join(row.format(number) for number in range(2000))
+    assert len(Plan.parse(text).policy.rules.edits) == 2000
+
+
 def test_speed_and_memory_are_over_those_of_float32():
     assert PLAN.speedup == 1.5
     assert PLAN.saved == 0.5

@@ -1,10 +1,11 @@
 """What is read from the ranges of a step, and how it is told."""
 
+import dataclasses
 import json
 
 import pytest
 
-from halfstep import Exponents, Policy, Rules
+from halfstep import Exponents
 from halfstep.core import Moment, Range, Ranges, Reading, Sample, Window
 
 
@@ -41,21 +42,26 @@ def test_without_a_common_scale_the_most_modules_fit():
     assert not found.window()
     assert found.outside == ("wide",)
     assert found.power in found.window(module="a")
-    assert "matmul[where=wide]=full" in str(found)
+    assert 'with_rule("matmul", "full", ' in str(found)
+    assert 'where="wide")' in str(found)
 
 
 def test_a_module_that_no_scale_fits_is_outside_and_does_not_choose():
     found = Ranges((gradient("a", -30), gradient("wide", -60, 4, families=("matmul", "pointwise"))))
     assert found.power in found.window(module="a")
     assert found.outside == ("wide",)
-    line = next(line for line in str(found).splitlines() if "rules=" in line)
-    rules = Rules.parse(eval(line.strip().removeprefix("policy.with_(rules=").removesuffix(")")))
-    assert [edit.target for edit in rules.edits] == ["matmul", "pointwise"]
+    (change, _) = found.changes
+    assert [edit.target for edit in change.rules] == ["matmul", "pointwise"]
 
 
 def test_where_most_do_not_fit_it_is_bfloat16():
     found = Ranges(tuple(gradient(name, -60, 4) for name in "abcd"))
-    assert str(found).splitlines()[-1] == "  policy='mixed_bfloat16'"
+    assert str(found).splitlines()[-1] == "  lower = autocast(dtype=torch.bfloat16)"
+    prepared = dataclasses.replace(found, policy="mixed_float16")
+    assert prepared.remedy.splitlines()[1:] == [
+        'policy = "mixed_bfloat16"',
+        "region = prepare(model, optimizer, policy=policy)",
+    ]
 
 
 def test_values_that_overflow_forward_are_outside_at_any_scale():
@@ -74,11 +80,18 @@ def test_far_from_both_ends_no_scale_is_needed(powers, power):
 
 
 def test_what_to_write_can_be_pasted():
-    found = Ranges((gradient("a", -30),), entering=3.0)
-    written = [line.strip() for line in str(found).splitlines() if line.startswith("  ")]
-    assert written[0] == f"GradScaler(init_scale=2.0**{found.power})"
-    policy = eval(written[1], {"policy": Policy()})
-    assert policy.scale.init_scale == found.region_scale == 2.0 ** (found.power + 2)
+    rows = (gradient("a", -30), gradient("b", -30), gradient("wide", -60, 4))
+    found, names = Ranges(rows, entering=3.0), {}
+    *rules, lower, scaler = found.remedy.splitlines()
+    assert scaler == f"scaler = GradScaler(init_scale=2.0**{found.power})"
+    assert lower == "lower = autocast(dtype=torch.float16, rules=rules)"
+    used = 'mixed_float16, rules=halfstep-1 + softmax=keep "Mine."'
+    *rules, prepare = dataclasses.replace(found, policy=used).remedy.splitlines()
+    assert prepare == "region = prepare(model, optimizer, policy=policy)"
+    exec("\n".join(line for line in rules if "halfstep.torch" not in line), names)
+    assert names["policy"].scale.init_scale == found.region_scale == 2.0 ** (found.power + 2)
+    own, *more = names["policy"].rules.edits
+    assert (own.target, [each.where for each in more]) == ("softmax", ["wide"])
 
 
 def test_long_tables_are_cut():

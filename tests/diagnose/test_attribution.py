@@ -78,7 +78,7 @@ def test_the_remedy_for_one_of_two_models_of_a_class(tmp_path):
     text = script(of(TWO, last=", Hidden()"), "decoder(encoder(x)).square().mean()")
     _, report = examined(tmp_path, text)
     remedy = report.findings[0].remedy
-    assert 'where="3")  # in decoder' in remedy
+    assert 'reason="Its numbers leave float16 in decoder.", where="3")' in remedy
     done, report = examined(tmp_path, text.replace("# REMEDY", remedy))
     assert (done.returncode, told(report, "error")) == (0, [])
 

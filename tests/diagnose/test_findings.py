@@ -162,9 +162,20 @@ def test_a_module_that_no_scale_suits_gets_a_rule():
         for name, values in (("wide", wide), ("a", ONE), ("b", ONE))
     )
     report = found(trained(ranges=Ranges(rows, entering=1.0)), look(1, failed=False))
-    module = next(each for each in report.findings if each.module)
-    assert (module.module, module.severity) == ("wide", "warning")
-    assert "matmul[where=wide]=full" in module.remedy
+    (warning,) = report.findings
+    assert told(report) == [
+        (
+            "warning",
+            "",
+            "16.7 % of the gradients become 0 in float16 at the scale in force, 2^0, and the "
+            "values of wide need more range than float16 has, at any scale.",
+        )
+    ]
+    assert 'with_rule("matmul", "full", ' in warning.remedy
+    few = dataclasses.replace(rows[1], reference=Exponents({0: 400}, largest=1.0))
+    report = found(trained(ranges=Ranges((*rows, few), entering=1.0)), look(1, failed=False))
+    text = "Its values need more range than float16 has, at any scale."
+    assert told(report) == [("warning", "wide", text)]
 
 
 def test_an_underflow_is_a_warning():

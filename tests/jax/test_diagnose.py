@@ -143,7 +143,7 @@ def test_what_belongs_to_a_method_is_data():
 def test_what_a_function_closes_over_is_data():
     held = single(1, np.nan)
     assert where(diagnose(lambda x: (x * held).sum(), single(1, 1)).first)[:2] == (
-        "constants[0]",
+        "held",
         "data",
     )
 

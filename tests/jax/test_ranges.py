@@ -140,3 +140,42 @@ def test_what_was_called_is_counted():
     rows, expected, power = found(loss, PARAMS, INPUTS)
     assert (seen.ranges, seen.power) == (expected, power)
     assert ("head.dot_general", "output") in rows
+
+
+def cell(carry, row):
+    with jax.named_scope("cell"):
+        carry = jnp.tanh(carry.astype(jnp.float16) * row.astype(jnp.float16)).astype(jnp.float32)
+    return carry, carry.sum()
+
+
+# How many turns a loop has, and how many of them are looked at.
+LONG = {64: 64, 65: 2, 100: 3, 250: 4}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("turns", LONG)
+def test_of_a_long_loop_some_turns_are_looked_at(turns, reverse):
+    def loss(start, rows):
+        carry, sums = jax.lax.scan(cell, start, rows, reverse=reverse)
+        return carry.sum() + sums.mean()
+
+    start, rows = jnp.full(4, 0.5), jnp.full((turns, 4), 1.5)
+    seen, _ = ranges(loss, (start, rows), {}, argnums=(0, 1))
+    counted = {(row.module, row.role): row.run.total for row in seen.rows}
+    assert counted["cell.mul", "output"] == counted["cell.tanh", "output"] == 4 * LONG[turns]
+    # What comes of the loop is that of all turns.
+    (weights,) = [row for row in seen.rows if row.module == "args[1]"]
+    expected = Exponents.of(np.asarray(jax.grad(loss, 1)(start, rows)))
+    assert weights.run.total == expected.total == 4 * turns
+    assert weights.run.largest == pytest.approx(expected.largest, rel=1e-3)
+
+
+def test_of_a_loop_of_unknown_length_the_first_turns_are_looked_at():
+    def loop(start):
+        state = (jnp.int32(0), start)
+        step = lambda state: (state[0] + 1, cell(state[1], jnp.float32(1.5))[0])  # noqa: E731
+        return jax.lax.while_loop(lambda state: state[0] < 200, step, state)[1]
+
+    seen, _ = ranges(loop, (jnp.full(4, 0.5),), {}, argnums=())
+    (row,) = [row for row in seen.rows if row.module == "cell.tanh"]
+    assert row.run.total == 4 * 64

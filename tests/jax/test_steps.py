@@ -3,6 +3,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from halfstep.jax._steps import Steps
 
@@ -98,11 +99,58 @@ def test_what_a_step_takes_gradients_of(watched):
         return x - jax.grad(square, argnums=(0,))(x)[0]
 
     step(jnp.ones(2))
-    inner = steps.inside(calls[0])
+    (turn,) = steps.inside(calls[0])
+    inner = turn.call
     assert inner.given.function is square
     assert (inner.args[0].tolist(), inner.given.options) == ([1.0, 1.0], {"argnums": (0,)})
     assert len(calls) == 1
-    assert steps.inside(inner) is inner
+    assert [each.call for each in steps.inside(inner)] == [inner]
+    assert turn.number == 0
+
+
+def in_a_loop(way):
+    """Returns a compiled loop of training steps over rows, whose loss is the sum of a square."""
+
+    def turn(x, row):
+        return x - 0.1 * jax.grad(square)(x * row), None
+
+    ways = {
+        "scan": lambda x, rows: lax.scan(turn, x, rows)[0],
+        "fori": lambda x, rows: lax.fori_loop(0, len(rows), lambda i, x: turn(x, rows[i])[0], x),
+        "while": lambda x, rows: lax.while_loop(
+            lambda state: state[0] < len(rows),
+            lambda state: (state[0] + 1, turn(state[1], rows[state[0]])[0]),
+            (0, x),
+        )[1],
+    }
+    return jax.jit(ways[way])
+
+
+@pytest.mark.parametrize("way", ["scan", "fori", "while"])
+def test_the_turn_of_a_loop_that_gives_what_is_not_finite(watched, way):
+    steps, calls = watched
+    rows = jnp.ones(40).at[6].set(jnp.inf)
+    in_a_loop(way)(jnp.ones(2), rows)
+    (turn,) = steps.inside(calls[0], until_broken=True)
+    assert (turn.call.given.function, turn.number) == (square, 7)
+    assert [each.number for each in steps.inside(calls[0])] == [1, 10]
+
+
+def test_of_a_loop_no_more_turns_run_than_are_looked_at(watched):
+    steps, calls = watched
+    ran = []
+
+    def turn(x, row):
+        jax.debug.callback(ran.append, row)
+        return x - 0.1 * jax.grad(square)(x), None
+
+    jax.jit(lambda x, rows: lax.scan(turn, x, rows)[0])(jnp.ones(2), jnp.arange(30.0))
+    jax.effects_barrier()
+    ran.clear()
+    steps.inside(calls[0])
+    jax.effects_barrier()
+    # Once as it is, to see whether what takes gradients is called there.
+    assert len(ran) == 30 + 10
 
 
 def test_everything_is_as_before_at_the_end():

@@ -219,9 +219,15 @@ def test_regions():
         session.recorder("region", {"policy": policy})
     run = session.result()
     assert (run.regions, run.region_policies) == (3, ("mixed_bfloat16", "mixed_float16"))
-    session.recorder.forget_regions("mixed_bfloat16")
-    session.recorder.forget_regions("float32")
-    assert (session.result().regions, session.result().region_policies) == (1, ("mixed_float16",))
+
+
+def test_what_auto_stands_for():
+    session = Session()
+    for policy in ("mixed_bfloat16", "float32", "mixed_bfloat16"):
+        session.recorder("auto", {"policy": policy, "why": f"auto chose {policy}."})
+    run = session.result()
+    assert run.auto == ("mixed_bfloat16", "float32")
+    assert run.why == ("auto chose mixed_bfloat16.", "auto chose float32.")
 
 
 def test_what_ran_in_low_precision():

@@ -124,11 +124,13 @@ def test_all_parts_of_a_full_report_are_there():
 
 def test_a_fault_is_told_once_with_what_finds_it():
     text = page(REPORT)
-    assert text.count("with_rule(") == 1
-    assert text.count('id="fault"') == 1
+    assert text.count("with_rule(") == 2  # its part, and all in one
+    assert text.count('id="fault"') == text.count('id="write"') == 1
+    assert text.count('class="copy"') == 3
     assert text.index('id="fault"') < text.index("train.py:41 (forward)") < text.index("31 % of")
     alone = page(dataclasses.replace(REPORT, findings=()))
     assert alone.count("with_rule(") == alone.count('id="fault"') == 1
+    assert 'id="write"' not in alone
     assert "blocks.3.mlp.expand: matmul made inf" in alone
     assert "Nothing that needs mending" not in alone
 

@@ -5,7 +5,7 @@ import re
 import pytest
 from rich.console import Console
 
-from halfstep.core import Diagnosis, Exponents, Finding, Range, Ranges, Report, Step
+from halfstep.core import Change, Diagnosis, Exponents, Finding, Range, Ranges, Report, Step
 from halfstep.report import ReportText
 from halfstep.report._numbers import UNKNOWN
 from halfstep.report._visible import visible
@@ -23,8 +23,9 @@ def printed(report, width=100, encoding="utf-8"):
 
 
 def pasted(report):
-    found = [*report.findings, *report.diagnosis.faults]
-    lines = [line for each in found for line in visible(each.remedy, lines=True).splitlines()]
+    remedies = [each.remedy for each in (*report.findings, *report.diagnosis.faults)]
+    whole = (*remedies, report.remedies.text)
+    lines = [line for each in whole for line in visible(each, lines=True).splitlines()]
     return {f"  {line}".rstrip() for line in lines}
 
 
@@ -34,8 +35,29 @@ def test_what_there_is_to_do_comes_first():
     assert lines[1].startswith("  loss █")
     assert lines[4] == "1 error, 1 warning, 1 note"
     assert lines[5] == f"error: {FAULT.module}: Its output does not fit into float16."
-    start = lines.index("  write:") + 1
+    start = lines.index("  its part:") + 1
     assert lines[start : start + 2] == [f"  {it}" for it in REPORT.findings[0].remedy.splitlines()]
+
+
+def test_several_remedies_are_written_as_one_below_all_findings():
+    low, high = (
+        Change(f"scaler = GradScaler(init_scale=2.0**{power})", "scaler", scale=str(power))
+        for power in (4, 20)
+    )
+    masters = Change("keep_masters(optimizer)", "parameters")
+    told = (("error", "a", low), ("warning", "b", high), ("warning", "c", masters))
+    found = [Finding(kind, "So.", name, it.use, (it,)) for kind, name, it in told]
+    lines = printed(Report(script="a.py", policy="b", findings=tuple(found)))
+    start = lines.index("what to write")
+    assert lines[start + 1 :] == [
+        "  all in one:",
+        "  from halfstep.torch import GradScaler, keep_masters",
+        "  scaler = GradScaler(init_scale=2.0**4)",
+        "  keep_masters(optimizer)",
+        "  only after that, for it contradicts it: b: So.",
+    ]
+    assert lines.count("  its part:") == 3
+    assert "write" not in str(printed(Report(script="a.py", policy="b", findings=found[:0])))
 
 
 def test_the_first_fault_is_told_in_full_where_it_is_found():
@@ -60,7 +82,7 @@ def test_a_fault_that_no_finding_tells_of_has_a_place_of_its_own():
 def test_a_remedy_is_told_once():
     first, *_ = FAULT.remedy.splitlines()
     others = dataclasses.replace(REPORT, findings=())
-    assert sum(first in line for line in printed(REPORT)) == 1
+    assert sum(first in line for line in printed(REPORT)) == 2  # its part, and all in one
     assert sum(first in line for line in printed(others)) == 1
 
 

@@ -142,7 +142,7 @@ def test_a_remedy_says_which_model_it_is_for(looking):
     prepared(encoder, decoder)
     decoder(encoder(batch())).square().mean().backward()
     lines = looking.faults(1.0).first.remedy.splitlines()
-    assert 'where="3")  # in decoder' in lines[2]
+    assert 'reason="Its numbers leave float16 in decoder.", where="3")' in lines[2]
     assert lines[-1].startswith("region = prepare(decoder, optimizer, policy=policy)")
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from halfstep.torch import autocast
+from halfstep.torch import autocast, prepare
 
 RULES = [
     "halfstep-1",
@@ -246,3 +246,23 @@ def test_a_decorated_forward_that_is_compiled_has_its_paths():
     for function in (model, torch.compile(model, backend="aot_eager")):
         with autocast("cpu", enabled=False, rules="halfstep-1 + matmul[where=1]=full"):
             assert function(inputs).dtype is torch.float32
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_module_rules_hold_whatever_runs_the_graph(backend):
+    model, inputs = Outer(), torch.rand(4, 8)
+    rules = "halfstep-1 + matmul[where=inner.1]=full"
+
+    @torch.compile(fullgraph=True, backend=backend)
+    def inside(inputs):
+        with autocast("cpu", dtype=torch.bfloat16, rules=rules):
+            return model(inputs), model.inner[0](inputs)
+
+    assert [each.dtype for each in inside(inputs)] == [torch.float32, torch.bfloat16]
+    with autocast("cpu", dtype=torch.bfloat16, rules=rules):
+        expected = model(inputs)
+        assert torch.equal(torch.compile(model, backend=backend)(inputs), expected)
+        assert torch.equal(torch.compile(lambda it: model(it), backend=backend)(inputs), expected)
+    prepare(model, policy=f"mixed_bfloat16, rules={rules}")
+    expected = model(inputs)
+    assert torch.equal(torch.compile(model, backend=backend)(inputs), expected)

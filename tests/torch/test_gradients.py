@@ -267,3 +267,18 @@ def test_an_expanded_gradient_set_by_hand_is_a_step(case):
             other.weight.grad = expanded(value)
             plain.step()
     assert torch.equal(float32_state_dict(model)["weight"], other.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+def test_one_number_is_found_among_many(dtype, bad):
+    gradients = [torch.ones(1 << 16, dtype=dtype), torch.ones(3)]
+    assert check(gradients, CPU)[CPU].item() == 0.0
+    for place in (0, 40_000, -1):
+        gradients[0].fill_(1.0)[place] = bad
+        assert check(gradients, CPU)[CPU].item() == check(gradients[:1], CPU)[CPU].item() == 1.0
+
+
+def test_finite_numbers_whose_sum_is_beyond_the_format_are_finite():
+    largest = torch.finfo(torch.float32).max
+    assert check([torch.full((1 << 16,), largest)], CPU)[CPU].item() == 0.0

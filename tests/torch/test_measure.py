@@ -5,7 +5,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from halfstep.torch import autocast
+from halfstep.torch import _auto, autocast, set_global_policy
 from halfstep.torch._measure import Probe
 
 
@@ -174,24 +174,10 @@ def test_what_is_to_run_in_low_precision_is_known():
     assert Probe().has_lowered() is True
 
 
-@pytest.mark.parametrize(
-    ("capability", "policy"), [((9, 0), "mixed_float16"), ((6, 1), "mixed_bfloat16")]
-)
-def test_the_policy_is_chosen_again_once_cuda_is_in_use(monkeypatch, capability, policy):
-    if torch.cuda.is_initialized():
-        pytest.skip("CUDA is in use in this process")
-    chosen, later = [], []
-    monkeypatch.setattr(torch.cuda, "_lazy_call", later.append)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    Probe().choose_policy(chosen.append)
-    assert chosen == ["mixed_bfloat16"]
-    later.pop()()
-    assert chosen == ["mixed_bfloat16", policy]
-
-
-@pytest.mark.gpu
-def test_float16_is_chosen_on_cuda():
-    torch.cuda.init()
-    chosen = []
-    Probe().choose_policy(chosen.append)
-    assert chosen == ["mixed_bfloat16", "mixed_float16"]
+def test_auto_is_left_open_until_a_model_is_called(monkeypatch):
+    started = []
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: started.append("CUDA"))
+    monkeypatch.setattr(_auto, "_measured", lambda device: started.append(device) or ())
+    Probe().set_policy("auto")
+    set_global_policy("float32")
+    assert started == []

@@ -248,4 +248,4 @@ def test_the_cache_is_in_the_home_folder_unless_it_is_said_where(monkeypatch, tm
     monkeypatch.setenv("HOME", str(tmp_path))
     for elsewhere in ["", "relative"]:
         monkeypatch.setenv("XDG_CACHE_HOME", elsewhere)
-        assert _library._folder() == tmp_path / ".cache" / "halfstep"
+        assert _library.cache_folder() == tmp_path / ".cache" / "halfstep"

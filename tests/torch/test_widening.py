@@ -210,6 +210,8 @@ def test_the_warning_says_what_to_write():
 def test_wrong_requests_are_refused():
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match="an optimizer with on_overflow='widen', got none"):
+        prepare(model, on_overflow="widen")
     with pytest.raises(UsageError, match="'skip' or 'widen', got 'heal'"):
         prepare(model, on_overflow="heal")
     with pytest.raises(UsageError, match="release=True"):

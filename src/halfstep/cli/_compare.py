@@ -148,7 +148,7 @@ def _scalers(summaries: Sequence[Summary]) -> str:
 
 
 def _torch_amp(summaries: Sequence[Summary]) -> str:
-    full = [each for each in summaries if Policy.parse(each.policy) == _FLOAT32]
+    full = [each for each in summaries if each.runs[0].asked == (_FLOAT32,)]
     if not any(run.torch_amp for each in full for run in each.trained):
         return ""
     return (

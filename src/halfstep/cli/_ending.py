@@ -11,6 +11,7 @@ from halfstep.launch import (
     NO_REGION,
     UNSCALED,
     RunResult,
+    asked_text,
     policy_text,
     why_ineffective,
     why_untrained,
@@ -53,6 +54,8 @@ def show_ending(console: Console, script: str, run: RunResult, *, chosen: bool) 
 
 def _rows(run: RunResult, chosen: bool, ascii_only: bool) -> Iterator[tuple[str, str]]:
     yield "policy", _policy(run, chosen)
+    if run.why:
+        yield "why", " ".join(run.why)
     yield "steps", _steps(run)
     if run.optimizer_steps:
         yield "skipped", _skipped(run)
@@ -70,7 +73,7 @@ def _rows(run: RunResult, chosen: bool, ascii_only: bool) -> Iterator[tuple[str,
 
 def _policy(run: RunResult, chosen: bool) -> str:
     text = policy_text(run)
-    if text == run.policy and chosen:
+    if text == asked_text(run) and chosen:
         return f"{text} (chosen for this device; --policy sets it)"
     return text
 

@@ -7,6 +7,7 @@ import typer
 from rich.text import Text
 
 from halfstep.cli._consoles import output, progress
+from halfstep.cli._interruptions import terminated_like_interrupted
 from halfstep.cli._line import Line
 from halfstep.cli._options import IsModule, JsonFile, ScriptArgs, ScriptName, Verbose
 from halfstep.core import Plan
@@ -76,7 +77,7 @@ def _check_framework() -> None:
 
 
 def _find(wanted: Wanted, verbose: bool) -> Plan | str:
-    with Progress(progress(), ["plan"]) as shown:
+    with terminated_like_interrupted(), Progress(progress(), ["plan"]) as shown:
         shown.start(0)
         found = find(wanted, Line(shown, verbose=verbose))
         failed = isinstance(found, str)

@@ -1,5 +1,19 @@
 """The part of halfstep that knows no framework: values, rules and the loss scale's transition."""
 
+from halfstep.core._auto import FamilyTimes as FamilyTimes
+from halfstep.core._auto import Size as Size
+from halfstep.core._auto import brief as brief
+from halfstep.core._auto_name import AUTO as AUTO
+from halfstep.core._auto_name import Auto as Auto
+from halfstep.core._auto_name import is_auto as is_auto
+from halfstep.core._caches import cache_folder as cache_folder
+from halfstep.core._changes import LATER as LATER
+from halfstep.core._changes import Change as Change
+from halfstep.core._changes import Together as Together
+from halfstep.core._changes import together as together
+from halfstep.core._changes import written as written
+from halfstep.core._chosen import CHOSEN as CHOSEN
+from halfstep.core._chosen import Chosen as Chosen
 from halfstep.core._cut import Boundary as Boundary
 from halfstep.core._cut import cheapest as cheapest
 from halfstep.core._diagnosis import Diagnosis as Diagnosis
@@ -14,6 +28,8 @@ from halfstep.core._evidence import Machine as Machine
 from halfstep.core._evidence import Measured as Measured
 from halfstep.core._exponents import LOW_FORMATS as LOW_FORMATS
 from halfstep.core._exponents import Exponents as Exponents
+from halfstep.core._fitting import needs_wider as needs_wider
+from halfstep.core._fitting import rules_for as rules_for
 from halfstep.core._formats import FORMATS as FORMATS
 from halfstep.core._formats import Format as Format
 from halfstep.core._moments import Moment as Moment
@@ -33,15 +49,18 @@ from halfstep.core._plan import plan_of as plan_of
 from halfstep.core._plan import tell_if_stale as tell_if_stale
 from halfstep.core._policy import Policy as Policy
 from halfstep.core._processor import processor as processor
-from halfstep.core._ranges import BACKWARD as BACKWARD
-from halfstep.core._ranges import FORWARD as FORWARD
-from halfstep.core._ranges import Range as Range
+from halfstep.core._race import Entry as Entry
+from halfstep.core._race import Race as Race
+from halfstep.core._race import begun as begun
+from halfstep.core._range import BACKWARD as BACKWARD
+from halfstep.core._range import FORWARD as FORWARD
+from halfstep.core._range import Range as Range
 from halfstep.core._ranges import Ranges as Ranges
-from halfstep.core._report import SEVERITIES as SEVERITIES
-from halfstep.core._report import Cast as Cast
-from halfstep.core._report import Finding as Finding
 from halfstep.core._report import Report as Report
-from halfstep.core._report import Step as Step
+from halfstep.core._report_parts import SEVERITIES as SEVERITIES
+from halfstep.core._report_parts import Cast as Cast
+from halfstep.core._report_parts import Finding as Finding
+from halfstep.core._report_parts import Step as Step
 from halfstep.core._rule import ACTIONS as ACTIONS
 from halfstep.core._rule import FAMILIES as FAMILIES
 from halfstep.core._rule import Rule as Rule
@@ -57,6 +76,7 @@ from halfstep.core._skips import levels_to_user as levels_to_user
 from halfstep.core._skips import overflow_reason as overflow_reason
 from halfstep.core._skips import tell_skips as tell_skips
 from halfstep.core._skips import where_from as where_from
+from halfstep.core._summed import summed as summed
 from halfstep.core._unmatched import UnmatchedRuleWarning as UnmatchedRuleWarning
 from halfstep.core._unmatched import unmatched as unmatched
 from halfstep.core._window import Window as Window
@@ -64,18 +84,26 @@ from halfstep.core._words import operation_word as operation_word
 
 __all__ = [
     "ACTIONS",
+    "AUTO",
     "BACKWARD",
+    "CHOSEN",
     "FAMILIES",
     "FORMATS",
     "FORWARD",
+    "LATER",
     "LOW_FORMATS",
     "SEVERITIES",
+    "Auto",
     "Boundary",
     "Candidate",
     "Cast",
+    "Change",
+    "Chosen",
     "Culprits",
     "Diagnosis",
+    "Entry",
     "Exponents",
+    "FamilyTimes",
     "Fault",
     "Finding",
     "Format",
@@ -87,6 +115,7 @@ __all__ = [
     "Observed",
     "Plan",
     "Policy",
+    "Race",
     "Range",
     "Ranges",
     "Reading",
@@ -95,18 +124,25 @@ __all__ = [
     "Rules",
     "Sample",
     "ScaleState",
+    "Size",
     "SkippedStepsWarning",
     "StalePlanWarning",
     "Step",
+    "Together",
     "UnmatchedRuleWarning",
     "Window",
+    "begun",
+    "brief",
+    "cache_folder",
     "cheapest",
     "complete",
     "culprits_text",
     "emit",
+    "is_auto",
     "levels_to_user",
     "listening",
     "metric",
+    "needs_wider",
     "operation_word",
     "overflow_reason",
     "override_policy",
@@ -118,20 +154,28 @@ __all__ = [
     "quiet",
     "quoted",
     "replace",
+    "rules_for",
     "rules_text",
     "subscribe",
+    "summed",
     "tell_if_stale",
     "tell_skips",
+    "together",
     "unmatched",
     "where_from",
+    "written",
 ]
 
 # Pickles, reprs and tracebacks show the public path, which outlives the private files.
 for _value in (
     Candidate,
     Cast,
+    Change,
+    Chosen,
     Diagnosis,
+    Entry,
     Exponents,
+    FamilyTimes,
     Fault,
     Finding,
     Format,
@@ -143,6 +187,7 @@ for _value in (
     Observed,
     Plan,
     Policy,
+    Race,
     Range,
     Ranges,
     Reading,
@@ -154,6 +199,7 @@ for _value in (
     SkippedStepsWarning,
     StalePlanWarning,
     Step,
+    Together,
     UnmatchedRuleWarning,
     Window,
 ):

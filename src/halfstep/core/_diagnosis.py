@@ -1,9 +1,10 @@
 """What is told of the inf and NaN of a training step: where each was made, and what to write."""
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from halfstep.core._changes import LATER, Change, Together, changes_of, together
 from halfstep.core._formats import Format
 
 _ROLES = {
@@ -11,7 +12,7 @@ _ROLES = {
     "grad_input": "the gradient of its input",
     "grad_weight": "the gradient of its weight",
 }
-_OF_PARAMETERS = {"grad_weight": "the gradient of "}
+_OF_PARAMETERS = {"grad_weight": "the gradient of ", "constant": "the constant "}
 _MADE = "{module}: {operation} made {kind} in the {phase} pass, in {range}"
 _WORDS = {
     "data": "{module}: the {role} holds {kind} before the model computes anything",
@@ -37,8 +38,8 @@ class Fault:
             not fit into the format that it was cast to, "data" where it came from outside,
             "update" where a step of the optimizer made it, which `source` names.
         phase: "forward" or "backward".
-        role: What held it: "input", "weight", "buffer", "target", "output", "grad_output",
-            "grad_input" or "grad_weight".
+        role: What held it: "input", "weight", "buffer", "target", "constant", "output",
+            "grad_output", "grad_input" or "grad_weight".
         kind: "inf", "nan", "inf and nan"; "underflow" where numbers became zero.
         dtype: The format that could not hold the number.
         shape: The shape of the tensor.
@@ -46,9 +47,10 @@ class Fault:
         in_float32: Whether the same model in float32 makes it, too.
         remedy: What to write instead, to be pasted; empty where nothing is known.
         source: The line that it came from, as "file:line (function)"; empty where it is not known.
-        parameter: The name of the parameter or buffer that held it, or whose gradient did; empty
-            for none, and where it is not known.
+        parameter: The name of the parameter, buffer or argument that held it, or whose gradient
+            did, or the number that was written; empty for none, and where it is not known.
         note: What else there is to know; empty for nothing.
+        changes: What the remedy changes.
 
     Example:
         >>> fault = Fault("expand", "matmul", "forward", "output", "inf", "float16", (2, 8), 1200.0)
@@ -72,6 +74,7 @@ class Fault:
     source: str = ""
     parameter: str = ""
     note: str = ""
+    changes: tuple[Change, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def limit(self) -> float:
@@ -114,7 +117,8 @@ class Fault:
             >>> fault.to_dict()["shape"]
             [2]
         """
-        return {**dataclasses.asdict(self), "shape": list(self.shape)}
+        held = {**dataclasses.asdict(self), "shape": list(self.shape)}
+        return held | {"changes": [dataclasses.asdict(each) for each in self.changes]}
 
     def __str__(self) -> str:
         lost, words = self.kind == "underflow", self._words
@@ -174,15 +178,31 @@ class Diagnosis:
         """
         return self.faults[0] if self.faults else None
 
+    @property
+    def remedies(self) -> Together:
+        """The remedies of all faults as one text, without those that contradict one before them.
+
+        Example:
+            >>> fault = Fault("head", "exp", "forward", "output", "inf", "float16", (2,), 12.0)
+            >>> Diagnosis((fault, fault)).remedies
+            Together(text='', later=())
+        """
+        return together(self._told)
+
+    @property
+    def _told(self) -> list[tuple[str, tuple[Change, ...]]]:
+        return [(_line(each), changes_of(each)) for each in self.faults if each.remedy]
+
     def to_dict(self) -> dict[str, Any]:
-        """Returns the faults and the loss scale as plain data.
+        """Returns the faults, the loss scale and all that there is to write, as plain data.
 
         Example:
             >>> Diagnosis().to_dict()
-            {'faults': [], 'loss_scale': None}
+            {'faults': [], 'loss_scale': None, 'remedies': {'text': '', 'later': []}}
         """
         faults = [each.to_dict() for each in self.faults]
-        return {"faults": faults, "loss_scale": self.loss_scale}
+        whole = self.remedies._asdict() | {"later": list(self.remedies.later)}
+        return {"faults": faults, "loss_scale": self.loss_scale, "remedies": whole}
 
     def __bool__(self) -> bool:
         return bool(self.faults)
@@ -192,5 +212,16 @@ class Diagnosis:
         if not self.faults:
             return f"no inf and no NaN {scale}".rstrip()
         first, *others = self.faults
-        also = [f"after it: {str(each).splitlines()[0]}" for each in others]
-        return "\n".join(filter(None, [str(first), *also, scale]))
+        also = [f"after it: {_line(each)}" for each in others]
+        return "\n".join(filter(None, [str(first), *also, *self._whole, scale]))
+
+    @property
+    def _whole(self) -> list[str]:
+        """The lines that say what to write in all, where that is more than for the first fault."""
+        text, later = self.remedies
+        lines = [] if text == self.faults[0].remedy else ["all in one, write:", *text.splitlines()]
+        return [*lines[:1], *(f"  {line}" for line in lines[1:]), *(LATER + it for it in later)]
+
+
+def _line(fault: Fault) -> str:
+    return str(fault).partition("\n")[0]

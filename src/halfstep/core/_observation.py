@@ -1,20 +1,25 @@
 """The numbers of every operation of a training step, against the same step in float32."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from halfstep.core import _fields
 from halfstep.core._exponents import Exponents
 from halfstep.core._formats import Format
 from halfstep.core._limits import exponent
+from halfstep.core._range import BACKWARD, FORWARD
 from halfstep.core._ranges_text import aligned, span
+from halfstep.core._text import check_known
 
 _SHOWN = 40
 _HEADER = (
     *("module", "pass", "operation", "role", "format", "values"),
     *("lost", "zeros", "subnormal", "saturated", "inf", "nan"),
 )
+# What may be asked for by each name: one of these, or of what rows have.
+_FIXED = {"phase": ("forward", "backward"), "role": (*FORWARD, "buffer", "target", *BACKWARD)}
+_NAMED = {"module": ("module",), "operation": ("operation", "name")}
 _COUNTS = ("zeros", "subnormals", "saturated", "infs", "nans", "flushed")
 
 
@@ -186,6 +191,8 @@ class Observation:
     """
 
     rows: tuple[Observed, ...] = ()
+    # Those of the whole step, of which the rows were selected.
+    _step: tuple[Observed, ...] = field(default=(), repr=False, compare=False)
 
     def of(
         self,
@@ -203,20 +210,29 @@ class Observation:
             phase: "forward" or "backward".
             role: The role.
 
+        Raises:
+            UsageError: One of them is of no operation of the step, with those that there are.
+
         Example:
             >>> len(Observation().of(role="output"))
             0
+            >>> Observation().of(phase="forwards")
+            Traceback (most recent call last):
+            halfstep.errors.UsageError: of needs a phase among forward, backward, got 'forwards'. \
+Did you mean 'forward'?
         """
-        asked = {"module": module, "phase": phase, "role": role}
+        asked = {"module": module, "operation": operation, "phase": phase, "role": role}
         wanted = {name: value for name, value in asked.items() if value is not None}
-        return Observation(
-            tuple(
-                row
-                for row in self.rows
-                if operation in (None, row.operation, row.name)
-                and all(getattr(row, name) == value for name, value in wanted.items())
-            )
-        )
+        for name, value in wanted.items():
+            check_known("of", name, value, self._known(name))
+        found = (row for row in self.rows if all(_is(row, *pair) for pair in wanted.items()))
+        return Observation(tuple(found), self._step or self.rows)
+
+    def _known(self, name: str) -> Iterable[str]:
+        """Returns what may be asked for: it need not be in the rows that were selected."""
+        rows = self._step or self.rows
+        found = (getattr(row, each) for each in _NAMED.get(name, ()) for row in rows)
+        return _FIXED.get(name) or dict.fromkeys(filter(None, found))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the rows as plain data.
@@ -240,6 +256,10 @@ class Observation:
         hidden = len(lines) - _SHOWN
         more = [f"and {hidden} more lines"] if hidden > 0 else []
         return "\n".join([*aligned(_HEADER, lines[:_SHOWN]), *more])
+
+
+def _is(row: Observed, name: str, value: str) -> bool:
+    return value in (getattr(row, each) for each in _NAMED.get(name, (name,)))
 
 
 def _badness(row: Observed) -> tuple[float, ...]:

@@ -133,7 +133,7 @@ rules, machine, candidates, measured, made, got 'polcy'. Did you mean 'policy'?
 
         Raises:
             MissingFileError: There is none.
-            PlanError: It is not a plan; it says in which line.
+            PlanError: It cannot be read, or is not a plan; it says in which line.
 
         Example:
             >>> Plan.load("none.toml")
@@ -142,7 +142,8 @@ rules, machine, candidates, measured, made, got 'polcy'. Did you mean 'policy'?
 Write one with `halfstep plan train.py`.
         """
         try:
-            text = Path(path).read_text("utf-8")
+            # Editors on Windows put a mark before the text, which TOML does not know.
+            text = Path(path).read_text("utf-8-sig")
         except FileNotFoundError:
             raise MissingFileError(
                 f"A plan needs a file that exists, got {os.fspath(path)!r}. Write one with "
@@ -151,6 +152,10 @@ Write one with `halfstep plan train.py`.
         except UnicodeDecodeError:
             raise PlanError(
                 f"A plan needs a file in TOML, got {os.fspath(path)!r}, which is no text."
+            ) from None
+        except OSError as error:
+            raise PlanError(
+                f"A plan needs a file that can be read, got {os.fspath(path)!r}: {error.strerror}."
             ) from None
         return cls.parse(text, os.fspath(path))
 

@@ -69,6 +69,8 @@ def read(text: str, name: str) -> dict[str, Any]:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise PlanError(f"{name} needs to be TOML. {error}.") from None
+    except RecursionError:
+        raise PlanError(f"{name} needs to be TOML of a plan, got one nested too deep.") from None
     try:
         return _values(data)
     except _Wrong as wrong:
@@ -107,18 +109,24 @@ def _policy(data: dict[str, Any]) -> Policy:
     if not isinstance(given, dict):
         raise _Wrong(f"A plan needs a table [policy], got {_kind(given)}.", ("policy",))
     _check_keys(given, _fields.names(Policy), ("policy",))
+    if not given:
+        text = 'A plan needs keys in [policy], got none. Write compute_dtype = "bfloat16".'
+        raise _Wrong(text, ("policy",))
     policy = Policy()
     for key, value in given.items():
         with _at("policy", key):
             policy = policy.with_(**{key: value})
     if not isinstance(rows, list):
         raise _Wrong(f"A plan needs rules to be tables [[rules]], got {_kind(rows)}.", ("rules",))
+    edits = {each.key: each for each in policy.rules.edits}
     for index, row in enumerate(rows):
-        policy = policy.with_(rules=_with_row(policy.rules, row, index))
-    return policy
+        rule = _rule(row, index, edits)
+        edits[rule.key] = rule
+    return policy.with_(rules=Rules(policy.rules.base, tuple(edits.values())))
 
 
-def _with_row(rules: Rules, row: Any, index: int) -> Rules:
+def _rule(row: Any, index: int, before: Mapping[tuple[str, ...], Rule]) -> Rule:
+    """Returns the rule of a row, which contradicts none before it."""
     if not isinstance(row, dict):
         raise _Wrong(f"A rule needs to be a table [[rules]], got {_kind(row)}.", ("rules",))
     _check_keys(row, _fields.names(Rule), ("rules", index))
@@ -126,7 +134,9 @@ def _with_row(rules: Rules, row: Any, index: int) -> Rules:
         with _at("rules", index, key):
             Rule.from_dict({**_EXAMPLE, key: value})
     with _at("rules", index, next(iter(row), "")):
-        return Rules(rules.base, (*rules.edits, Rule.from_dict(row)))
+        rule = Rule.from_dict(row)
+        Rules(edits=tuple(filter(None, (before.get(rule.key), rule))))
+    return rule
 
 
 def _check_keys(table: Mapping[str, Any], known: Sequence[str], key: Key) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from halfstep.core import _fields
+from halfstep.core._auto_name import AUTO, is_auto
 from halfstep.core._formats import COMPUTE_DTYPES, dtype_suggestion
 from halfstep.core._rules import Rules
 from halfstep.core._scale import LossScale
@@ -57,6 +58,8 @@ class Policy:
             >>> Policy.named("float32").compute_dtype
             'float32'
         """
+        if is_auto(name):
+            raise PolicyError(_AUTO)
         if not isinstance(name, str) or name not in _NAMED:
             near = _suggestion(name) or " Or write pairs such as compute_dtype=bfloat16."
             raise PolicyError(f"Policy needs one of {', '.join(_NAMED)}, got {name!r}.{near}")
@@ -151,7 +154,14 @@ def _unplanned(value: object) -> object:
 
 def _suggestion(name: object) -> str:
     bare = str(name).strip().lower().rpartition(".")[2]
-    return suggestion(_SHORT.get(bare, name), _NAMED)
+    return suggestion(_SHORT.get(bare, name), (*_NAMED, AUTO))
+
+
+_AUTO = (
+    "Policy needs dtypes that are known, got 'auto', which stands for those that a device is fast "
+    "in. Write it where a model or a device is: in prepare, set_global_policy, autocast or "
+    "--policy, and alone; what they then say that it chose can be written anywhere."
+)
 
 
 _VALUES: dict[str, type[Rules] | type[LossScale]] = {"rules": Rules, "scale": LossScale}

@@ -1,90 +1,24 @@
 """How the values of one training step lie against what each format can hold."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from halfstep.core._exponents import LOW_FORMATS, Exponents
+from halfstep.core._changes import Change, written
+from halfstep.core._exponents import Exponents
+from halfstep.core._fitting import fitting
 from halfstep.core._moments import Moment
+from halfstep.core._range import BACKWARD, FORWARD, Range
 from halfstep.core._ranges_text import text
+from halfstep.core._text import check_known
 from halfstep.core._window import Window, most_common
 
-FORWARD = ("input", "weight", "output")
-BACKWARD = ("grad_output", "grad_input", "grad_weight")
 # How far from both ends of a window no scale is as good as any.
 _MARGIN = 8
 # The scales that a curve is shown over.
 _POWERS = range(-24, 49)
-
-
-@dataclass(frozen=True)
-class Range:
-    """The values of one role at one module.
-
-    Args:
-        module: The dotted path of the module.
-        role: "input", "weight", "output", "grad_output", "grad_input" or "grad_weight".
-        reference: The values in float32.
-        run: The values of the same step as it ran.
-        form: The name of the format in which they were.
-        families: The families of operations that the module runs, as rules call them.
-        path: The path by which rules know the module, where it has another one.
-
-    Example:
-        >>> reference = Exponents({-30: 1, 0: 3}, largest=1.0)
-        >>> run = Exponents({0: 3}, zeros=1, largest=1.0)
-        >>> Range("head", "grad_weight", reference, run).lost
-        0.25
-    """
-
-    module: str
-    role: str
-    reference: Exponents
-    run: Exponents
-    form: str = "float32"
-    families: tuple[str, ...] = ()
-    path: str | None = None
-
-    @property
-    def where(self) -> str:
-        """The path by which rules know the module, empty for a model itself.
-
-        Example:
-            >>> Range("Net.head", "output", Exponents(), Exponents(), path="head").where
-            'head'
-        """
-        return self.module if self.path is None else self.path
-
-    @property
-    def lost(self) -> float:
-        """The fraction of what is not zero in float32 that was zero in the run.
-
-        Example:
-            >>> Range("head", "output", Exponents.of([1.0]), Exponents.of([0.0])).lost
-            1.0
-        """
-        there, left = 1.0 - self.reference.zero, 1.0 - self.run.zero
-        return max(0.0, 1.0 - left / there) if there else 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns everything as plain data, with the windows of each format.
-
-        Example:
-            >>> Range("head", "output", Exponents(), Exponents()).to_dict()["windows"]["float16"]
-        """
-        windows = {name: self.reference.window(name) for name in LOW_FORMATS}
-        return {
-            "module": self.module,
-            "role": self.role,
-            "form": self.form,
-            "families": list(self.families),
-            "reference": self.reference.to_dict(),
-            "run": self.run.to_dict(),
-            "lost": self.lost,
-            "windows": {name: each and each.to_dict() for name, each in windows.items()},
-        }
 
 
 @dataclass(frozen=True)
@@ -100,6 +34,7 @@ class Ranges:
         entering: The sum of the magnitudes of the gradients that enter the model.
         updates: Names of parameters, and the fraction of their updates that changed nothing.
         moments: What an Adam would make of the gradients.
+        policy: The text of the policy that the model is prepared by, empty where it is not.
 
     Example:
         >>> gradient = Exponents({-30: 9, -20: 1}, largest=1e-6)
@@ -115,6 +50,7 @@ class Ranges:
     entering: float = 0.0
     updates: tuple[tuple[str, float], ...] = ()
     moments: tuple[Moment, ...] = ()
+    policy: str = ""
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -124,7 +60,35 @@ class Ranges:
             >>> Ranges().modules
             ()
         """
-        return tuple(dict.fromkeys(row.module for row in self.rows))
+        return tuple(self._by_module)
+
+    @cached_property
+    def _by_module(self) -> dict[str, list[Range]]:
+        found: dict[str, list[Range]] = {}
+        for row in self.rows:
+            found.setdefault(row.module, []).append(row)
+        return found
+
+    def of(self, module: str | None) -> Sequence[Range]:
+        """Returns the rows of a module, or all.
+
+        Args:
+            module: The path of the module, None for all.
+
+        Raises:
+            UsageError: No module has that path.
+
+        Example:
+            >>> Ranges((Range("head", "output", Exponents(), Exponents()),)).of("haed")
+            Traceback (most recent call last):
+            halfstep.errors.UsageError: Ranges needs a module among head, got 'haed'. Did you mean \
+'head'?
+        """
+        if module is None:
+            return self.rows
+        if module not in self._by_module:
+            check_known("Ranges", "module", module, self._by_module)
+        return self._by_module[module]
 
     def gradients(self, module: str | None = None) -> Exponents:
         """Returns the exponents of all gradients in float32, or of those at one module.
@@ -153,7 +117,7 @@ class Ranges:
         """Returns the largest fraction of its gradients, of any role, that a module lost.
 
         Example:
-            >>> Ranges().lost_here("head")
+            >>> Ranges((Range("head", "output", Exponents(), Exponents()),)).lost_here("head")
             0.0
         """
         return max((row.lost for row in self._backward(module)), default=0.0)
@@ -243,7 +207,7 @@ class Ranges:
             return None
         return math.ldexp(1.0, self.power + math.frexp(self.entering)[1])
 
-    @property
+    @cached_property
     def outside(self) -> tuple[str, ...]:
         """The modules that the format cannot hold: gradients at that scale, or values forward.
 
@@ -253,17 +217,40 @@ class Ranges:
         """
         return tuple(name for name in self.modules if not self._fits(name))
 
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What to change so that all of it fits, nothing where nothing is lost without a scale.
+
+        Example:
+            >>> Ranges().changes
+            ()
+        """
+        return fitting(self)
+
+    @property
+    def remedy(self) -> str:
+        """What to write so that all of it fits, with its imports; empty where it does.
+
+        Example:
+            >>> gradient = Exponents({-30: 1}, largest=2.0**-30)
+            >>> row = Range("head", "grad_output", gradient, gradient)
+            >>> print(Ranges((row,), entering=0.25, policy="mixed_float16").remedy)
+            from halfstep import Policy
+            from halfstep.torch import prepare
+            policy = Policy.parse("mixed_float16, scale=dynamic(init_scale=16777216.0)")
+            region = prepare(model, optimizer, policy=policy)
+        """
+        return written(self.changes)
+
     def _fits(self, module: str) -> bool:
         window = self.window(module=module)
-        forward = [row for row in self.rows if row.module == module and row.role in FORWARD]
+        forward = [row for row in self.of(module) if row.role in FORWARD]
         overflows = any(row.reference.overflowed(self.form) for row in forward)
         fits = window is None or (self.power is not None and self.power in window)
         return fits and not overflows
 
     def _backward(self, module: str | None) -> Iterator[Range]:
-        for row in self.rows:
-            if row.role in BACKWARD and module in (None, row.module):
-                yield row
+        return (row for row in self.of(module) if row.role in BACKWARD)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything as plain data, with what follows from it.
@@ -276,6 +263,7 @@ class Ranges:
             "form": self.form,
             "entering": self.entering,
             "power": self.power,
+            "remedy": self.remedy,
             "region_scale": self.region_scale,
             "window": window and window.to_dict(),
             "modules": [self._summary(name) for name in self.modules],

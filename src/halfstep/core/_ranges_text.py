@@ -1,11 +1,9 @@
-"""The ranges of a step as a table, and as what to write."""
+"""The ranges of a step as a table, with what to write below it."""
 
-import glob
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from halfstep.core._exponents import Exponents
-from halfstep.core._rules import Rules
 
 if TYPE_CHECKING:
     from halfstep.core._ranges import Ranges
@@ -67,36 +65,8 @@ def _summary(ranges: "Ranges") -> list[str]:
     lost = f"{ranges.form} loses {ranges.lost():.2%} of the gradients without a scale"
     if power:
         lost += f", {ranges.lost(power):.2%} at 2^{power}"
-    return [lost, *(f"  {line}" for line in remedies(ranges))]
-
-
-def remedies(ranges: "Ranges") -> list[str]:
-    """Returns what to write, a line for each thing."""
-    lines = []
-    if _needs_wider(ranges):
-        return ["policy='mixed_bfloat16'"]
-    if ranges.power:
-        lines.append(f"GradScaler(init_scale=2.0**{ranges.power})")
-    if ranges.power and ranges.region_scale is not None:
-        lines.append(f"policy.with_(scale='dynamic(init_scale={ranges.region_scale!r})')")
-    rules = _rules(ranges)
-    return [*lines, f"policy.with_(rules={str(rules)!r})"] if rules.edits else lines
-
-
-def _needs_wider(ranges: "Ranges") -> bool:
-    """Returns whether half of the modules, and not one or two, do not fit."""
-    return len(ranges.outside) > 2 and 2 * len(ranges.outside) > len(ranges.modules)
-
-
-def _rules(ranges: "Ranges") -> Rules:
-    """Returns rules by which modules that the format cannot hold run in float32."""
-    rules, rows = Rules(), {row.module: row for row in ranges.rows}
-    reason = f"Its values do not fit {ranges.form}."
-    for name in ranges.outside:
-        for family in rows[name].families:
-            where = glob.escape(rows[name].where)
-            rules = rules.with_rule(family, "full", where=where, reason=reason)
-    return rules
+    write = ["write:"] if ranges.remedy else []
+    return [lost, *(f"  {line}" for line in (*write, *ranges.remedy.splitlines()))]
 
 
 def _updates(ranges: "Ranges") -> list[str]:

@@ -4,106 +4,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from halfstep.core._changes import Change, Together, changes_of, together
 from halfstep.core._diagnosis import Diagnosis
 from halfstep.core._exponents import LOW_FORMATS
 from halfstep.core._formats import FORMATS
-from halfstep.core._ranges import BACKWARD, Range, Ranges
+from halfstep.core._range import BACKWARD, Range
+from halfstep.core._ranges import Ranges
 from halfstep.core._reading import plain, record
-from halfstep.core._skips import Culprits
+from halfstep.core._report_parts import Cast, Finding, Step, check_among
 from halfstep.errors import ReportError
 
 REPORT_FORMAT = "halfstep-doctor-1"
-SEVERITIES = ("error", "warning", "note")
-_KINDS = ("inf", "nan", "inf and nan", "unknown")
 _MADE = ("output", "grad_output")
+# What `to_dict` writes besides the fields.
+_FOLLOWS = ("format", "remedies")
 _FORMATS = tuple(each.name for each in FORMATS)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of the optimizer.
-
-    Args:
-        number: The step, counted from 1.
-        loss: The loss, None where none was seen.
-        scale: The loss scale during the step, None where there is none.
-        skipped: Whether the optimizer left the parameters alone.
-        reason: Why it did; empty if it did not.
-        nonfinite: Name and kind, "inf", "nan", "inf and nan" or "unknown", of each gradient that
-            was not finite.
-
-    Example:
-        >>> Step(3, loss=0.25, scale=65536.0).skipped
-        False
-    """
-
-    number: int
-    loss: float | None = None
-    scale: float | None = None
-    skipped: bool = False
-    reason: str = ""
-    nonfinite: Culprits = ()
-
-    def __post_init__(self) -> None:
-        _check("Step", "number", self.number, "at least 1", self.number >= 1)
-        for _, kind in self.nonfinite:
-            _check_among("Step", "nonfinite", kind, _KINDS)
-
-
-@dataclass(frozen=True)
-class Cast:
-    """Casts that the rules inserted for one operation.
-
-    Args:
-        operation: The operation.
-        module: The dotted path of the module; the name of its class for the outermost one.
-        count: How many casts there were.
-        source: The format that was cast.
-        target: The format that it was cast to.
-        bytes: How many bytes they wrote.
-
-    Example:
-        >>> Cast("aten::linear", "head", 2, "float32", "float16", 4096).bytes
-        4096
-    """
-
-    operation: str
-    module: str
-    count: int
-    source: str
-    target: str
-    bytes: int
-
-    def __post_init__(self) -> None:
-        _check("Cast", "count", self.count, "at least 0", self.count >= 0)
-        _check("Cast", "bytes", self.bytes, "at least 0", self.bytes >= 0)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing to know, and what to do about it.
-
-    Args:
-        severity: "error" where training is broken, "warning" where it loses something, "note" else.
-        text: It, in one sentence.
-        module: The dotted path of the module that it is about; empty for the whole training.
-        remedy: What to write instead, to be pasted; empty where nothing is known.
-
-    Example:
-        >>> print(Finding("warning", "A third of the gradients become 0.", "head"))
-        warning: head: A third of the gradients become 0.
-    """
-
-    severity: str
-    text: str
-    module: str = ""
-    remedy: str = ""
-
-    def __post_init__(self) -> None:
-        _check_among("Finding", "severity", self.severity, SEVERITIES)
-
-    def __str__(self) -> str:
-        return ": ".join(filter(None, [self.severity, self.module, self.text]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,9 +65,9 @@ class Report:
 
     def __post_init__(self) -> None:
         for fault in self.diagnosis.faults:
-            _check_among("Report", "diagnosis", fault.dtype, _FORMATS)
+            check_among("Report", "diagnosis", fault.dtype, _FORMATS)
         for name in (self.ranges.form, *(row.form for row in self.ranges.rows)):
-            _check_among("Report", "ranges", name, _FORMATS)
+            check_among("Report", "ranges", name, _FORMATS)
 
     @property
     def skipped(self) -> tuple[Step, ...]:
@@ -163,6 +78,47 @@ class Report:
             (Step(number=1, loss=None, scale=None, skipped=True, reason='', nonfinite=()),)
         """
         return tuple(step for step in self.steps if step.skipped)
+
+    @property
+    def remedies(self) -> Together:
+        """All remedies as one text, without those that contradict a graver one.
+
+        Example:
+            >>> low, high = (f"scaler = GradScaler(init_scale=2.0**{power})" for power in (4, 20))
+            >>> overflow = Finding("error", "It overflows.", "a", low, (Change(low, "scaler"),))
+            >>> lost = Finding("warning", "Much is lost.", "b", high, (Change(high, "scaler"),))
+            >>> report = Report(script="a.py", policy="float32", findings=(overflow, lost))
+            >>> print(report.remedies.text)
+            from halfstep.torch import GradScaler
+            scaler = GradScaler(init_scale=2.0**4)
+            >>> report.remedies.later
+            ('b: Much is lost.',)
+        """
+        return together(self._told)
+
+    @property
+    def is_manifold(self) -> bool:
+        """Whether findings have remedies that differ.
+
+        Example:
+            >>> Report(script="a.py", policy="float32").is_manifold
+            False
+        """
+        return len({changes for _, changes in self._told}) > 1
+
+    @property
+    def _told(self) -> list[tuple[str, tuple[Change, ...]]]:
+        """What there is to mend, in words, and what is changed for that, the gravest first."""
+        first = self.diagnosis.first
+        told = [] if first is None else self.diagnosis._told
+        told += [
+            (": ".join(filter(None, [each.module, each.text])), changes_of(each))
+            for each in self.findings
+            if first is None or each.remedy != first.remedy
+        ]
+        if not (self.steps or self.findings):
+            told.append((f"What does not fit {self.ranges.form}.", self.ranges.changes))
+        return [pair for pair in told if pair[1]]
 
     @property
     def narrow(self) -> Ranges:
@@ -217,11 +173,14 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as JSON types; inf and NaN, which JSON lacks, as text.
 
+        All remedies as one are there as "remedies", though they follow from the findings.
+
         Example:
             >>> Report(script="train.py", policy="float32").to_dict()["format"]
             'halfstep-doctor-1'
         """
-        return {"format": REPORT_FORMAT, **plain(self)}
+        whole = self.remedies._asdict() | {"later": list(self.remedies.later)}
+        return {"format": REPORT_FORMAT, **plain(self), "remedies": whole}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -246,14 +205,4 @@ to_dict() made.
                 f"Report needs the format {REPORT_FORMAT!r}, got {str(found)[:40]!r}. Read it with "
                 "the version of halfstep that wrote it, or run halfstep doctor again."
             )
-        return record(cls, {key: data[key] for key in data if key != "format"}, "Report")
-
-
-def _check(thing: str, name: str, value: Any, expected: str, holds: bool) -> None:
-    if not holds:
-        raise ReportError(f"{thing} needs {name} {expected}, got {value!r}. Write another number.")
-
-
-def _check_among(thing: str, name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ReportError(f"{thing} needs {name} among {', '.join(known)}, got {value!r}.")
+        return record(cls, {key: data[key] for key in data if key not in _FOLLOWS}, "Report")

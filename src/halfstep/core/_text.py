@@ -4,6 +4,9 @@ import difflib
 import re
 from collections.abc import Iterable
 
+from halfstep.errors import UsageError
+
+_SHOWN = 12
 _UNIT = re.compile(r'(?:"(?:[^"\\]|\\.)*"?|[^"])', re.DOTALL)
 _CALL = re.compile(r"\s*([\w-]*)\s*(?:\((.*)\)\s*)?", re.DOTALL)
 
@@ -18,6 +21,35 @@ def suggestion(word: object, known: Iterable[str]) -> str:
     bare = str(word).rpartition(".")[2] if not isinstance(word, str) else word
     close = difflib.get_close_matches(bare, list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def check_known(thing: str, name: str, value: object, known: Iterable[str]) -> None:
+    """Refuses a value that is none of the known ones, of which it tells the first.
+
+    Args:
+        thing: What was called.
+        name: The argument.
+        value: What was given.
+        known: What may be.
+
+    Raises:
+        UsageError: It is none of them.
+
+    Example:
+        >>> check_known("of", "module", "haed", ["head", "tail"])
+        Traceback (most recent call last):
+        halfstep.errors.UsageError: of needs a module among head, tail, got 'haed'. Did you mean \
+'head'?
+    """
+    found = list(known)
+    if value in found:
+        return
+    hidden = len(found) - _SHOWN
+    more = f" and {hidden} more" if hidden > 0 else ""
+    listed = f"{', '.join(found[:_SHOWN]) or 'nothing'}{more}"
+    near = suggestion(value, found) or " Write one of these, or leave it out."
+    article = "an" if name[0] in "aeiou" else "a"
+    raise UsageError(f"{thing} needs {article} {name} among {listed}, got {value!r}.{near}")
 
 
 def split(text: str, separator: str = ",") -> list[str]:

@@ -5,29 +5,28 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from halfstep.core import (
-    FORWARD,
     SEVERITIES,
+    Change,
     Diagnosis,
-    Fault,
     Finding,
-    Ranges,
     Report,
     culprits_text,
+    written,
 )
 from halfstep.diagnose._growing import Growth, Swelling, growth_of, swelling_of
 from halfstep.diagnose._heard import HALF, Evidence, Look
+from halfstep.diagnose._misfit import MANY_LOST, misfit
 from halfstep.diagnose._outlying import outlying, times_of
-from halfstep.diagnose._writing import in_bfloat16, scaled, with_masters, with_rule
+from halfstep.diagnose._real import is_real
+from halfstep.diagnose._writing import with_masters
 from halfstep.launch import LIKELY_REASONS, WHAT_TO_CHECK, why_ineffective, why_untrained
 from halfstep.report import share_text
 
-_MANY_LOST = 0.01
 _MANY_SKIPS = 0.1
 _IN_A_ROW = 3
 # A scale may be looked for by a few skips in as many steps.
 _SEARCHED = 50
 _SHOWN_MODULES = 5
-_SCALES = ("scale=", "scale(", "Scaler(", "LossScale")
 _INSTEAD = {
     "keras": "Looked at is what `fit` calls, and models that the script calls itself; for others, "
     "write halfstep.keras.diagnose(model, x, y).",
@@ -47,6 +46,8 @@ def findings(evidence: Evidence) -> Report:
     diagnosis = decisive.report.diagnosis if decisive else evidence.report.diagnosis
     if _growth(evidence, decisive):
         diagnosis = _without_remedies(diagnosis)
+    elif decisive is None:
+        diagnosis = _with_scale(diagnosis, evidence)
     report = replace(evidence.report, diagnosis=diagnosis)
     found = [each for find in _FINDERS for each in find(replace(evidence, report=report), decisive)]
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
@@ -57,13 +58,27 @@ def _told_once(found: Iterable[Finding]) -> Iterator[Finding]:
     """Yields findings, of which only the first says what to write where several say the same."""
     told: set[str] = set()
     for each in found:
-        yield replace(each, remedy="") if each.remedy in told else each
+        yield replace(each, remedy="", changes=()) if each.remedy in told else each
         told.add(each.remedy)
 
 
 def _without_remedies(diagnosis: Diagnosis) -> Diagnosis:
-    faults = tuple(replace(fault, remedy="") for fault in diagnosis.faults)
+    faults = tuple(replace(fault, remedy="", changes=()) for fault in diagnosis.faults)
     return replace(diagnosis, faults=faults)
+
+
+def _with_scale(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
+    """Returns a diagnosis whose first fault has what lets all gradients of the training fit.
+
+    What an operation lost in one step tells less of a scale than the numbers of all modules do.
+    """
+    found = misfit(replace(evidence.report, diagnosis=diagnosis))
+    first = diagnosis.first
+    if first is None or first.kind != "underflow" or found is None:
+        return diagnosis
+    changes = found.changes(evidence)
+    fault = replace(first, remedy=written(changes), changes=changes)
+    return replace(diagnosis, faults=(fault, *diagnosis.faults[1:]))
 
 
 def _decisive(evidence: Evidence) -> Look | None:
@@ -77,7 +92,7 @@ def _decisive(evidence: Evidence) -> Look | None:
         look
         for look in failed
         if not times_of(look, evidence)
-        if look.outside or _is_real(look.report.diagnosis) or look.step not in skipped
+        if look.outside or is_real(look.report.diagnosis) or look.step not in skipped
     ]
     lasting = failed[-1:] if _is_stuck(evidence.report) else []
     return next(iter(real or lasting), None)
@@ -97,19 +112,6 @@ def _growth(evidence: Evidence, decisive: Look | None) -> Growth | Swelling | No
 
 def _shows(look: Look) -> bool:
     return look.outside or bool(look.report.diagnosis)
-
-
-def _is_real(diagnosis: Diagnosis) -> bool:
-    """Returns whether a fault is none that another loss scale would cure."""
-    fault = diagnosis.first
-    if fault is None or fault.kind == "underflow":
-        return False
-    return fault.phase == "forward" or fault.in_float32 or _is_cured_otherwise(fault)
-
-
-def _is_cured_otherwise(fault: Fault) -> bool:
-    # A remedy was tried, and lower scales were tried before the others.
-    return bool(fault.remedy) and not any(word in fault.remedy for word in _SCALES)
 
 
 def _is_stuck(report: Report) -> bool:
@@ -153,7 +155,8 @@ def _fault(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
         text = text[:1].upper() + text[1:]
         severity = "error" if decisive or fault.breaks else "warning"
         when = "" if _is_by_hand(evidence.report) else f" (step {step.step})"
-        yield Finding(severity, f"{text}{when}.", fault.module, fault.remedy)
+        more = _of_misfit(evidence, decisive)
+        yield Finding(severity, f"{text}{when}.{more}", fault.module, fault.remedy, fault.changes)
     elif decisive and decisive.outside:
         before = f", before {decisive.line}" if decisive.line else ""
         yield Finding(
@@ -162,6 +165,14 @@ def _fault(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
             "look at the code between an output and the next model or the loss, such as a log or a "
             "division.",
         )
+
+
+def _of_misfit(evidence: Evidence, decisive: Look | None) -> str:
+    """Returns what else there is to say of a fault of small numbers, which has the same remedy."""
+    fault = evidence.report.diagnosis.first
+    is_small = decisive is None and fault is not None and not fault.breaks
+    found = misfit(evidence.report) if is_small else None
+    return f" {found.text}" if found is not None and (found.lost or found.modules) else ""
 
 
 def _sampled(evidence: Evidence) -> Look:
@@ -212,45 +223,27 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def _lost(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
-    report = evidence.report
-    ranges, fault = report.narrow, report.diagnosis.first
-    lost = 0.0 if decisive else ranges.lost(report.power)
-    if lost > _MANY_LOST:
-        remedy = "" if fault is not None and fault.remedy else scaled(evidence, ranges)
-        text = f"{share_text(lost)} of the gradients become 0 in {ranges.form}"
-        yield Finding("warning", f"{text} at the scale in force, 2^{report.power}.", "", remedy)
-
-
-def _outside(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
-    report = evidence.report
-    ranges, fault = report.narrow, report.diagnosis.first
-    told = fault.module if fault is not None and fault.breaks else ""
+def _misfit(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
+    fault = evidence.report.diagnosis.first
+    told = decisive or (fault is not None and not fault.breaks)
     # What a decisive fault made leaves its marks everywhere.
-    outside = [name for name in ranges.outside if name != told and not decisive]
-    suffering = [name for name in outside if _suffers(ranges, report.power, name)]
-    for name in suffering[:_SHOWN_MODULES]:
-        text = f"Its values need more range than {ranges.form} has, at any scale."
-        yield Finding("warning", text, name, with_rule(evidence, ranges, name))
-    if suffering[_SHOWN_MODULES:]:
-        text = f"So do those of {len(suffering) - _SHOWN_MODULES} more modules."
-        yield Finding("warning", text, "", in_bfloat16(evidence))
+    found = None if told else misfit(evidence.report)
+    if found is not None:
+        changes = found.changes(evidence)
+        yield _finding("warning", found.text, found.module, changes)
 
 
-def _suffers(ranges: Ranges, power: int, module: str) -> bool:
-    """Returns whether a module that no scale suits loses many gradients, or overflows."""
-    forward = [row for row in ranges.rows if row.module == module and row.role in FORWARD]
-    overflows = any(row.reference.overflowed(ranges.form) for row in forward)
-    return overflows or ranges.lost(power, module=module) > _MANY_LOST
+def _finding(severity: str, text: str, module: str, changes: Iterable[Change]) -> Finding:
+    return Finding(severity, text, module, written(changes), tuple(changes))
 
 
 def _updates(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
     ranges = evidence.report.ranges
     # In float32 it is the learning rate that is small, which no format helps.
-    lost = [pair for pair in ranges.updates if evidence.half and pair[1] > _MANY_LOST]
+    lost = [pair for pair in ranges.updates if evidence.half and pair[1] > MANY_LOST]
     for name, share in sorted(lost, key=lambda pair: -pair[1])[:_SHOWN_MODULES]:
         text = f"{share_text(share)} of its updates change nothing, because they round to nothing."
-        yield Finding("warning", text, name, with_masters())
+        yield _finding("warning", text, name, with_masters())
 
 
 def _moments(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
@@ -260,12 +253,13 @@ def _moments(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
     broken = fault is not None and fault.operation in ("data", "update") and fault.role == "weight"
     for each in [it for it in found if it.eps_vanishes][:1]:
         text = f"eps={each.eps:g} of its optimizer is 0 in {each.form}, so that steps divide by 0."
-        yield Finding("error" if broken else "warning", text, each.parameter, with_masters())
-    lost = [each for each in found if each.vanishing > _MANY_LOST]
+        severity = "error" if broken else "warning"
+        yield _finding(severity, text, each.parameter, with_masters())
+    lost = [each for each in found if each.vanishing > MANY_LOST]
     for each in sorted(lost, key=lambda it: -it.vanishing)[:_SHOWN_MODULES]:
         share = share_text(each.vanishing)
         text = f"{share} of the squares of its gradients become 0 in {each.form}, where Adam keeps"
-        yield Finding("warning", f"{text} them.", each.parameter, with_masters())
+        yield _finding("warning", f"{text} them.", each.parameter, with_masters())
 
 
 def _unseen(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
@@ -289,8 +283,7 @@ _FINDERS: tuple[Callable[[Evidence, Look | None], Iterator[Finding]], ...] = (
     _outlying,
     _losses,
     _skips,
-    _lost,
-    _outside,
+    _misfit,
     _updates,
     _moments,
     _unseen,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
-from halfstep.core import Cast, Diagnosis, Exponents, Fault, Range, Ranges, Report, Step
+from halfstep.core import Cast, Diagnosis, Fault, Range, Ranges, Report, Step, summed
 from halfstep.launch import RunLog, RunResult, policy_text
 
 
@@ -148,7 +148,7 @@ class Heard:
         looks = _named(self._looks)
         sampled = [look.report for look in looks if not look.failed]
         last = sampled[-1] if sampled else Report(script="", policy="")
-        ranges = _together(_usual(sampled, self._steps))
+        ranges = summed(_usual(sampled, self._steps))
         report = Report(
             script=script,
             policy=self.policy if self.overrides else self._policy_text(run, ranges),
@@ -239,19 +239,7 @@ def half_of(ranges: Ranges) -> str:
     return next((each for each in forms if each in HALF), "")
 
 
-def _together(found: list[Ranges]) -> Ranges:
-    """Returns the sums of the counts of several steps; the rest is that of the last one."""
-    rows: dict[tuple[str, str], Range] = {}
-    for each in found:
-        for row in each.rows:
-            before = rows.get((row.module, row.role), replace(row, **_NOTHING))
-            added = {name: getattr(before, name) + getattr(row, name) for name in _NOTHING}
-            rows[row.module, row.role] = replace(row, **added)
-    return replace(found[-1], rows=tuple(rows.values())) if found else Ranges()
-
-
 HALF = ("float16", "bfloat16")
-_NOTHING: dict[str, Any] = {"reference": Exponents(), "run": Exponents()}
 
 
 def _first_casts(found: list[Report]) -> tuple[Cast, ...]:

@@ -1,10 +1,8 @@
 """What to write in a script, so that it can be pasted."""
 
-import glob
-import re
-from typing import Any
+from collections.abc import Sequence
 
-from halfstep.core import Policy, Range, Ranges, Rules, complete, policy_text, quoted
+from halfstep.core import Change, Policy, Ranges, Rule, policy_words, rules_for
 from halfstep.diagnose._heard import Evidence
 from halfstep.launch import own_policies
 
@@ -18,65 +16,79 @@ _BFLOAT16_OF_JAX = 'halfstep.jax.autocast(f, "mixed_bfloat16")'
 _MASTERS = "keep_masters(optimizer)  # once the optimizer is made"
 _EVERYWHERE = "set_global_policy(policy)  # or prepare(..., policy=policy), if the script does that"
 _AGAIN = "region = prepare(model, optimizer, policy=policy)  # in place of how it was prepared"
-_SELECTS = re.compile(r"(?m)^.*where=.*$")
-_REASON = "Its values need the range."
+_IN_KERAS = "halfstep.keras.set_global_policy(policy)"
+_LOWER = "lower = autocast(dtype=torch.{form}, rules=rules)  # in place of the script's own"
+_LOWER_IN_BFLOAT16 = "lower = autocast(dtype=torch.bfloat16)  # in place of the script's own"
+_AUTOCASTS = "autocast*"
 
 
-def scaled(evidence: Evidence, ranges: Ranges) -> str:
-    """Returns the scale to write, for a region or for a scaler, empty for the one in force."""
+def fitted(
+    evidence: Evidence, ranges: Ranges, modules: Sequence[str], *, rescaled: bool
+) -> tuple[Change, ...]:
+    """Returns a scale, and rules by which modules run in float32, nothing where no rules do.
+
+    Args:
+        evidence: What is known of the training.
+        ranges: The numbers of the modules.
+        modules: Those that run in float32.
+        rescaled: Whether the scale in force is to be another one.
+    """
+    can_rule = not evidence.half and _framework(evidence) != "jax"
+    rules = rules_for(ranges, modules) if can_rule else ()
+    if modules and not (rules or evidence.half):
+        return ()
+    scaled = _scaled(evidence, ranges, rules) if rescaled else ()
+    return scaled or _ruled(evidence, ranges, rules)
+
+
+def _scaled(evidence: Evidence, ranges: Ranges, rules: tuple[Rule, ...]) -> tuple[Change, ...]:
+    """Returns a scale with rules, for a region or for a scaler; nothing where it is in force."""
     framework, scale = _framework(evidence), ranges.region_scale
     # What enters a region of JAX is only known where there is one.
     if framework == "jax" and scale is not None:
-        return complete(_REGION_OF_JAX.format(scale=scale))
+        return (Change(_REGION_OF_JAX.format(scale=scale), "scaler", scale=repr(scale)),)
     if framework == "" and evidence.run.regions and scale is not None:
-        return _by_policy(evidence, scale=f"dynamic(init_scale={scale!r})")
-    if ranges.power is None:
-        return ""
-    return complete(_SCALERS[framework].format(power=ranges.power, scale=ranges.scale))
+        return _by_policy(evidence, f"dynamic(init_scale={scale!r})", rules)
+    if ranges.power in (None, evidence.report.power):
+        return ()
+    use = _SCALERS[framework].format(power=ranges.power, scale=ranges.scale)
+    scaler = Change(use, "scaler", scale=repr(ranges.scale))
+    return (*_ruled(evidence, ranges, rules), scaler)
 
 
-def with_rule(evidence: Evidence, ranges: Ranges, module: str) -> str:
-    """Returns the rules by which a module runs in float32, empty where none reach it."""
-    row = next(row for row in ranges.rows if row.module == module)
-    rules = _policy(evidence).rules if evidence.run.regions else Rules()
-    for family in row.families:
-        rules = rules.with_rule(family, "full", where=glob.escape(row.where), reason=_REASON)
-    if not row.families or evidence.half or _framework(evidence) == "jax":
-        return ""
-    return _in_model(row, _ruled(evidence, ranges, rules))
+def _ruled(evidence: Evidence, ranges: Ranges, rules: tuple[Rule, ...]) -> tuple[Change, ...]:
+    """Returns rules on top of those in force, nothing without any."""
+    if not rules:
+        return ()
+    if evidence.run.regions or _framework(evidence) == "keras":
+        return _by_policy(evidence, "", rules)
+    base = policy_words(Policy.named("mixed_float16"))
+    return (Change(_LOWER.format(form=ranges.form), _AUTOCASTS, base, rules=rules),)
 
 
-def _in_model(row: Range, text: str) -> str:
-    """Returns a text that says in which of several models the path of its rules is."""
-    model = row.module.removesuffix(f".{row.where}")
-    if not row.where or model == row.module:
-        return text
-    return _SELECTS.sub(lambda line: f"{line[0]}  # in {model}", text)
+def in_bfloat16(evidence: Evidence) -> tuple[Change, ...]:
+    """Returns what trains in bfloat16, nothing where that is so already.
 
-
-def _ruled(evidence: Evidence, ranges: Ranges, rules: Rules) -> str:
-    if evidence.run.regions or _in_keras(evidence):
-        return _by_policy(evidence, rules=rules)
-    lower = f"lower = autocast(dtype=torch.{ranges.form}, rules=rules)"
-    text = f"rules = Rules.parse({quoted(str(rules))})\n{lower}  # in place of the script's own"
-    return complete(text)
-
-
-def in_bfloat16(evidence: Evidence) -> str:
-    """Returns what trains in bfloat16, empty where that is so already."""
+    Args:
+        evidence: What is known of the training.
+    """
     if evidence.half:
-        return ""
-    if _framework(evidence) == "jax":
-        return complete(_BFLOAT16_OF_JAX)
-    if not evidence.run.regions and not _in_keras(evidence):
-        return complete("lower = autocast(dtype=torch.bfloat16)  # in place of the script's own")
-    lower = Policy.named("mixed_bfloat16")
-    return _by_policy(evidence, compute_dtype=lower.compute_dtype, scale=lower.scale)
+        return ()
+    lower, framework = Policy.named("mixed_bfloat16"), _framework(evidence)
+    if framework == "jax":
+        return (Change(_BFLOAT16_OF_JAX, "policy", instead=str(lower)),)
+    if not evidence.run.regions and framework != "keras":
+        return (Change(_LOWER_IN_BFLOAT16, _AUTOCASTS, instead=str(lower)),)
+    policy = _policy(evidence)
+    wide = policy.with_(compute_dtype=lower.compute_dtype, scale=lower.scale)
+    if wide == policy:
+        return ()
+    return (Change(_use(evidence), "policy", str(policy), instead=policy_words(wide)),)
 
 
-def with_masters() -> str:
+def with_masters() -> tuple[Change, ...]:
     """Returns what keeps all bits of parameters in half precision."""
-    return complete(_MASTERS)
+    return (Change(_MASTERS, "parameters"),)
 
 
 def _framework(evidence: Evidence) -> str:
@@ -85,22 +97,24 @@ def _framework(evidence: Evidence) -> str:
     return next((name for name in ("keras", "jax") if name in versions), "")
 
 
-def _in_keras(evidence: Evidence) -> bool:
-    return _framework(evidence) == "keras"
-
-
 def _policy(evidence: Evidence) -> Policy:
     """Returns the policy in force, of the first region where there are several."""
-    return Policy.parse((evidence.run.region_policies or (evidence.run.policy,))[0])
+    regions = tuple(map(Policy.parse, evidence.run.region_policies))
+    return next(iter(regions or evidence.run.asked), Policy.named("float32"))
 
 
-def _by_policy(evidence: Evidence, **changes: Any) -> str:
-    policy = _policy(evidence).with_(**changes)
-    if policy == _policy(evidence):
-        return ""
-    text = f"policy = {policy_text(policy)}"
-    if _in_keras(evidence):
-        return complete(f"{text}\nhalfstep.keras.set_global_policy(policy)")
-    if own_policies(evidence.run):
-        return complete(f"{text}\n{_AGAIN}")
-    return complete(f"{text}\n{_EVERYWHERE}")
+def _by_policy(evidence: Evidence, scale: str, rules: tuple[Rule, ...]) -> tuple[Change, ...]:
+    """Returns the policy in force with another scale and more rules, nothing where it has them."""
+    policy = _policy(evidence)
+    known = {each.key: each.action for each in policy.rules.edits}
+    more = tuple(each for each in rules if known.get(each.key) != each.action)
+    if not more and (not scale or policy.with_(scale=scale) == policy):
+        return ()
+    return (Change(_use(evidence), "policy", policy_words(policy), scale=scale, rules=more),)
+
+
+def _use(evidence: Evidence) -> str:
+    """Returns the line by which a policy takes effect."""
+    if _framework(evidence) == "keras":
+        return _IN_KERAS
+    return _AGAIN if own_policies(evidence.run) else _EVERYWHERE

@@ -9,10 +9,11 @@ from typing import Any, TypeVar, overload
 
 import jax
 
-from halfstep.core import Policy, Rules, overriding_policy
+from halfstep.core import Auto, Policy, Rules, overriding_policy
 from halfstep.errors import PolicyError, UsageError
 from halfstep.jax import _keywords, _leaks, _tracing
 from halfstep.jax._arguments import Traced, is_real, traced
+from halfstep.jax._auto import asked_policy, settled
 from halfstep.jax._interpret import (
     FLOAT32,
     Context,
@@ -75,7 +76,8 @@ def autocast(
     Args:
         function: The function. Default: `autocast` is used as a decorator with arguments.
         policy: The policy, or its text form. Its `param_dtype` is of no account here: parameters
-            are arguments, in whatever dtype they have.
+            are arguments, in whatever dtype they have. `auto` is what the device is fast in,
+            measured when the function is first called.
         scale: What the sum of the magnitudes of gradients that enter a low format is brought
             below: a number, an array, or something that has one as `loss_scale` or `scale`.
             Default: that of the policy if it is static, and 1024 if it is dynamic, because nobody
@@ -108,8 +110,9 @@ def autocast(
         True
     """
     _keywords.check(policy, more, others)
-    asked = _checked(Policy.of(policy))
-    initial_scale(asked, scale)
+    asked = asked_policy(policy)
+    # A scale is checked for a policy that has one.
+    initial_scale(_checked(asked) if isinstance(asked, Policy) else Policy(), scale)
     if function is None:
         return _Decorator(autocast, policy=asked, scale=scale)
     _check_function(function)
@@ -149,7 +152,7 @@ def is_cast(function: Any) -> bool:
     return True
 
 
-def uncast(function: Any) -> tuple[Any, Policy | None]:
+def uncast(function: Any) -> tuple[Any, Policy | Auto | None]:
     """Returns a function without `autocast`, compiled or not, and the policy that it had."""
     if hasattr(type(function).__call__, _MADE):
         function = function.__call__
@@ -171,11 +174,11 @@ def parts(function: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return type(function).__call__, (function,)
 
 
-def _chosen(asked: Policy) -> Policy:
+def _chosen(asked: Policy | Auto) -> Policy:
     """Returns the policy in force; who asks for float32 gets it in any case."""
-    if asked.compute_dtype == "float32":
+    if isinstance(asked, Policy) and asked.compute_dtype == "float32":
         return asked
-    return _checked(overriding_policy() or asked)
+    return _checked(settled(overriding_policy() or asked))
 
 
 def _checked(policy: Policy) -> Policy:

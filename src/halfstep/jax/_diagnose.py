@@ -1,15 +1,18 @@
 """Which operation of a function made the first inf or NaN, and what to write instead."""
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from halfstep.core import Diagnosis, Fault
 from halfstep.errors import UsageError
 from halfstep.jax._diagnosing import _flow as _flow
-from halfstep.jax._diagnosing._programs import Program, forward, run, with_gradient
+from halfstep.jax._diagnosing._programs import Program, forward, run, with_gradient, written_of
 from halfstep.jax._diagnosing._remedy import Trial
 from halfstep.jax._diagnosing._run import Key, Run
 from halfstep.jax._diagnosing._verdict import faults, told
+from halfstep.jax._diagnosing._written import Written, has_inf
 from halfstep.jax._interpret import FLOAT32
 
 
@@ -58,13 +61,17 @@ def diagnose(
             " without calling the function."
         )
     numbers = _numbers(argnums, len(args))
+    written = functools.cache(lambda: written_of(function, args, kwargs))
     program = forward(function, args, kwargs)
+    if has_inf(program.closed.jaxpr):
+        program = replace(program, written=written())
     name = getattr(function, "__name__", type(function).__name__)
-    first, found = _look(program, program, name)
-    both = with_gradient(program, numbers) if first.finite else None
+    look = functools.partial(_look, written=program, numbers=written, name=name)
+    gradient = functools.partial(with_gradient, argnums=numbers)
+    first, found = look(program, backward=gradient)
+    both = gradient(program) if first.finite else None
     if both is not None:
-        known = frozenset(each.key for each in first.made)
-        found += _look(both, program, name, known)[1]
+        found += look(both, known=frozenset(each.key for each in first.made))[1]
     return Diagnosis(tuple(found))
 
 
@@ -85,13 +92,24 @@ def _numbers(argnums: Any, count: int) -> Sequence[int] | None:
 
 
 def _look(
-    program: Program, written: Program, name: str, known: frozenset[Key] = frozenset()
+    program: Program,
+    *,
+    written: Program,
+    numbers: Callable[[], tuple[Written, ...]],
+    name: str,
+    known: frozenset[Key] = frozenset(),
+    backward: Callable[[Program], Program | None] = lambda program: None,
 ) -> tuple[Run, list[Fault]]:
     """Returns how a program ran, and its faults; what is known is not told again."""
     done = run(program, known=known)
+    if done.made and not program.written and numbers():
+        # A number that somebody wrote may be to blame for what came of it.
+        program = replace(program, written=numbers())
+        done = run(program, known=known)
     if not done.made:
         return done, []
     in_float32 = run(program, known=known, formats=lambda path: FLOAT32)
     found = faults(done, in_float32)
-    trial = Trial(program, written, known, tuple(found), in_float32, program.cast)
+    of = tuple(found), in_float32, program.cast
+    trial = Trial(program, written, known, *of, functools.partial(backward, program))
     return done, [told(each, name, in_float32, trial.remedy(each)) for each in found]

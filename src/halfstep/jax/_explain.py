@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 
-from halfstep.core import Policy
+from halfstep.core import Auto, Policy
 from halfstep.errors import UsageError
 from halfstep.jax import _tracing
 from halfstep.jax._arguments import Traced, is_real, traced
+from halfstep.jax._auto import asked_policy, settled
 from halfstep.jax._autocast import is_cast, lowered, parts, uncast
 from halfstep.jax._interpret import Context, context_of
 from halfstep.jax._ran import ran
@@ -94,7 +95,7 @@ def explain(
     running = ran(trace) if chosen is None else None
     if running is not None:
         return _counted(running)
-    return _counted(_planned(trace, chosen or Policy.named("mixed_bfloat16")))
+    return _counted(_planned(trace, settled(chosen or Policy.named("mixed_bfloat16"))))
 
 
 def _counted(rows: Iterable[OperationRow]) -> Explanation:
@@ -113,7 +114,7 @@ def _planned(trace: Callable[[], Traced], chosen: Policy) -> list[OperationRow]:
     return found
 
 
-def _asked(function: Any, policy: Policy | str | None) -> tuple[Any, Policy | None]:
+def _asked(function: Any, policy: Policy | str | None) -> tuple[Any, Policy | Auto | None]:
     """Returns a function without `autocast`, and the policy to explain it with, if any."""
     if not callable(function):
         raise UsageError(
@@ -129,7 +130,7 @@ def _asked(function: Any, policy: Policy | str | None) -> tuple[Any, Policy | No
             f" policy={str(policy)!r} beside its own{own and f', {str(own)!r}'}. Leave it out, or"
             " write explain(function.__wrapped__, ..., policy=...)."
         )
-    return plain, Policy.of(policy)
+    return plain, asked_policy(policy)
 
 
 def _runner(closed: Any, policy: Policy, context: Context) -> Callable[..., Sequence[Any]]:

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import jax
 
 from halfstep import core
-from halfstep.core import Cast, Diagnosis, Ranges, emit, quiet
+from halfstep.core import Cast, Diagnosis, Ranges, emit, quiet, summed
 from halfstep.jax import _autocast
 from halfstep.jax._diagnose import diagnose
+from halfstep.jax._inner import Turn
 from halfstep.jax._ranges import ranges
 from halfstep.jax._signs import Signs, finite, power_of, signs_of
 from halfstep.jax._steps import Call, Steps, Undo
@@ -159,18 +160,16 @@ class Looking:
     def _inside(self, step: Call) -> Diagnosis:
         """Returns what is wrong where gradients are taken, with forward and backward told apart."""
         try:
-            inner = self._steps.inside(step)
-            return Diagnosis() if inner is step else _diagnosis(inner)
+            (turn, *_) = self._steps.inside(step, until_broken=True)
+            return Diagnosis() if turn.call is step else _in_turn(turn)
         except Exception:  # of a library whose functions only run where it has prepared for them
             return Diagnosis()
 
     def _counted(self, step: Call, scale: float) -> tuple[Ranges, int]:
         """Returns the magnitudes where gradients are taken, or else in the whole step."""
         try:
-            call = self._steps.inside(step)
-            return ranges(
-                call.given.function, call.args, call.kwargs, scale=scale, **call.given.options
-            )
+            counted = [_ranges(turn.call, scale) for turn in self._steps.inside(step)]
+            return summed([each for each, _ in counted]), counted[-1][1]
         except Exception as error:  # of a function that is anybody's
             self._uncounted = f"{type(error).__name__}: {error}".splitlines()[0]
             return Ranges(), power_of(scale)
@@ -211,6 +210,23 @@ class Looking:
         if not nested:
             self._policies[str(policy)] = None
         return original(program, policy, *args, nested=nested, **kwargs)
+
+
+def _ranges(call: Call, scale: float) -> tuple[Ranges, int]:
+    given = call.given
+    return ranges(given.function, call.args, call.kwargs, scale=scale, **given.options)
+
+
+def _in_turn(turn: Turn) -> Diagnosis:
+    """Returns what is wrong with a call, and in which turn of a loop."""
+    found = _diagnosis(turn.call)
+    if not turn.number:
+        return found
+    words = f"in turn {turn.number} of its loop"
+    told = [
+        replace(each, note="; ".join(filter(None, (words, each.note)))) for each in found.faults
+    ]
+    return replace(found, faults=tuple(told))
 
 
 def _diagnosis(call: Call) -> Diagnosis:

@@ -44,9 +44,6 @@ class Probe:
     def set_policy(self, policy: str) -> None:
         """Does nothing: functions that `autocast` made ask for the policy in force."""
 
-    def choose_policy(self, use: Callable[[str], None]) -> None:
-        """Does nothing."""
-
     def snapshot(self, value: Any) -> Any:
         """Returns the value, which nothing changes in place."""
         return value

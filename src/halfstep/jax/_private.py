@@ -1,7 +1,9 @@
 """Every private name of JAX that halfstep uses, checked once at import."""
 
 import contextlib
+import inspect
 import re
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -76,6 +78,7 @@ _names = found("source_info_util.current_name_stack")
 _user_context = found("source_info_util.user_context")
 _user_frames = found("source_info_util.user_frames")
 _OURS = str(Path(__file__).parents[1])
+_STANDARD = sysconfig.get_path("stdlib")
 
 # What JAX itself puts there, around what `checkpoint` computes again.
 _NO_SCOPES = ("", "rematted_computation")
@@ -236,10 +239,55 @@ def source(equation: Any) -> str:
     """Returns the line from which an equation was traced, as `file:line (function)`."""
     frames = _user_frames(equation.source_info.traceback)
     others = [each for each in frames if not each.file_name.startswith(_OURS)]
-    own = [each for each in others if "site-packages" not in each.file_name]
+    own = [each for each in others if is_own(each.file_name)]
     for frame in own or others:
         return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
     return ""
+
+
+def is_own(file: str) -> bool:
+    """Returns whether a file is neither halfstep's nor that of another library."""
+    library = file.startswith((_OURS, "<frozen")) or "site-packages" in file
+    return not library and not file.startswith(_STANDARD)
+
+
+def is_ours(equation: Any) -> bool:
+    """Returns whether an equation was written by halfstep, not for an operation of somebody."""
+    frames = list(_user_frames(equation.source_info.traceback))
+    return bool(frames) and frames[0].file_name.startswith(_OURS)
+
+
+def unwrapped(function: Any) -> Any:
+    """Returns the function that somebody wrote."""
+    inner = inspect.unwrap(getattr(function, "func", function))
+    return getattr(inner, "__func__", inner)
+
+
+def closed_over(
+    function: Any, seen: frozenset[int] = frozenset()
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yields what a function, or one that it calls, takes from outside.
+
+    Args:
+        function: It.
+        seen: The functions around it.
+
+    Yields:
+        The name and the array, and the function that uses the name.
+    """
+    owner = unwrapped(function)
+    try:
+        held = inspect.getclosurevars(owner)
+    except TypeError:  # an object that is called
+        return
+    for name, value in {**held.globals, **held.nonlocals}.items():
+        inner = unwrapped(value) if callable(value) else None
+        if inspect.isfunction(inner) and id(inner) not in seen:
+            if is_own(inner.__code__.co_filename):
+                yield from closed_over(inner, seen | {id(owner), id(inner)})
+        elif inner is None:
+            for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+                yield f"{name}{jax.tree_util.keystr(path)}", leaf, owner
 
 
 def bind(equation: Any, arrays: Sequence[Any], **changes: Any) -> list[Any]:

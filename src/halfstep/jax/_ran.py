@@ -1,10 +1,7 @@
 """What the operations of a function run in that calls what `autocast` made, gradients included."""
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
-
-from jax.experimental.xla_metadata import set_xla_metadata
 
 from halfstep.jax import _tracing
 from halfstep.jax._arguments import Traced
@@ -16,8 +13,6 @@ from halfstep.jax._rows import OperationRow, row_in_place, rows_of
 _OUTSIDE = "It is in no function that autocast made."
 _PART = "It belongs to the gradient of {}."
 _PART_OF_SOME = "It belongs to a gradient."
-
-_times = itertools.count()
 
 
 def ran(trace: Callable[[], Traced]) -> list[OperationRow] | None:
@@ -31,8 +26,8 @@ def ran(trace: Callable[[], Traced]) -> list[OperationRow] | None:
     def note(equation: Any, *told: Any) -> None:
         decided.update((_key(equation), row) for row in rows_of(equation, *told))
 
-    # With new metadata, what JAX has traced already is traced again, so it is told of as well.
-    with _tracing.noting(note), set_xla_metadata(halfstep=next(_times)):
+    # What JAX has traced already is to be told of as well.
+    with _tracing.noting(note), _tracing.afresh():
         program = trace()
     return list(_Running(decided).rows(program.closed.jaxpr)) if decided else None
 

@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 
 from halfstep.core import LOW_FORMATS, Exponents, Range, Ranges, override_policy
 from halfstep.jax._diagnosing._numbers import numbers
+from halfstep.jax._diagnosing._place import Place
 from halfstep.jax._diagnosing._programs import Program, forward, is_loss_scale, run, with_gradient
-from halfstep.jax._diagnosing._run import Place, Run
+from halfstep.jax._diagnosing._run import Run
 from halfstep.jax._interpret import FLOAT32
 from halfstep.jax._ops import FAMILY_OF, plain_name
 from halfstep.jax._private import sub_jaxprs, used

@@ -1,5 +1,6 @@
 """What a script calls of `jax.jit` and `jax.grad`, seen without changing a number."""
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 
 from halfstep.core import replace
+from halfstep.jax._inner import Enough, Inner, Turn
 
 Undo = Callable[[], None]
 _DONATING = ("donate_argnums", "donate_argnames")
@@ -68,7 +70,7 @@ class Call:
 
 class _Local(threading.local):
     outermost: Function | None = None
-    inner: list[Call] | None = None  # where calls that take gradients are kept, if they are
+    inner: Inner | None = None  # where calls that take gradients are kept, if they are
 
 
 class Steps:
@@ -118,22 +120,33 @@ class Steps:
         """Returns a block in which nothing is told of."""
         return _Unseen(self._local)
 
-    def inside(self, call: Call) -> Call:
-        """Returns the call of what a step takes gradients of, or else the step itself.
+    def inside(self, call: Call, *, until_broken: bool = False) -> list[Turn]:
+        """Returns the calls of what a step takes gradients of, or else the step itself.
 
         Args:
-            call: The step, which is run once more, without being compiled as a whole.
+            call: The step, which is run once more, without being compiled as a whole; its loops
+                run turn by turn if they hold such calls.
+            until_broken: Whether to return the first call that gives something that is not finite,
+                or else one for each function; otherwise those that are sampled.
         """
         if call.given.options:
-            return call
-        found: list[Call] = []
-        with self.unseen():
-            self._local.inner = found
-            try:
+            return [Turn(call, 0)]
+        inner = self._inner(call, until_broken, contextlib.nullcontext())
+        if not inner.turns and inner.broken is None:
+            inner = self._inner(call, until_broken, jax.disable_jit())
+        is_loop = any(turn.number > 1 for turn in (*inner.turns, inner.broken) if turn)
+        found = inner.turns if inner.broken is None else [inner.broken]
+        turns = found if is_loop else [Turn(each.call, 0) for each in found[:1]]
+        return turns or [Turn(call, 0)]
+
+    def _inner(self, call: Call, until_broken: bool, block: Any) -> Inner:
+        self._local.inner = inner = Inner(until_broken)
+        try:
+            with self.unseen(), block, contextlib.suppress(Enough):
                 call.given.function(*call.args, **call.kwargs)
-            finally:
-                self._local.inner = None
-        return next(iter(found), call)
+        finally:
+            self._local.inner = None
+        return inner
 
     def _install(self) -> Iterator[Undo]:
         yield replace(jax, "jit", self._jit)
@@ -186,7 +199,7 @@ class Steps:
         if local.outermost is not None:
             local.outermost.takes_gradients |= known.takes_gradients
             if local.inner is not None and given.options and not traced:
-                local.inner.append(Call(given, args, kwargs))
+                return self._call_inside(local.inner, given, made, args, kwargs)
         if not self._active or local.outermost is not None or traced:
             return made(*args, **kwargs)
         local.outermost = known
@@ -197,6 +210,15 @@ class Steps:
         if known.takes_gradients:
             with self.unseen():
                 self._took(Call(given, args, kwargs, result))
+        return result
+
+    def _call_inside(self, inner: Inner, given: Given, made: Any, args: Any, kwargs: Any) -> Any:
+        self._local.inner = None
+        try:
+            result = made(*args, **kwargs)
+        finally:
+            self._local.inner = inner
+        inner.add(Call(given, args, kwargs), given.known, result)
         return result
 
     def _took(self, call: Call) -> None:

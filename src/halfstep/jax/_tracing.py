@@ -1,9 +1,12 @@
 """Whether a function is being traced for a region at the moment."""
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from halfstep.jax._interpret import REGION, Note
 
@@ -14,6 +17,7 @@ class _Local(threading.local):
 
 
 _LOCAL = _Local()
+_times = itertools.count()
 
 
 def is_inside() -> bool:
@@ -49,6 +53,11 @@ def noting(note: Note) -> Iterator[None]:
         yield
     finally:
         _LOCAL.note = None
+
+
+def afresh() -> Any:
+    """Returns a block in which JAX traces again what it has traced already."""
+    return set_xla_metadata(halfstep=next(_times))
 
 
 def named(function: Callable[..., Any]) -> Callable[..., Any]:

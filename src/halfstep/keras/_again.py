@@ -12,6 +12,7 @@ from halfstep.core import quiet
 from halfstep.keras._batches import Values
 from halfstep.keras._loops import untold
 from halfstep.keras._patches import Undo
+from halfstep.keras._returned import running_again
 
 _BACKENDS = {"jax": "_again_on_jax", "tensorflow": "_again_on_tensorflow"}
 _EVENTS = ("backward", "loss", "step", "update", "scale", "region", "metric")
@@ -36,9 +37,9 @@ class Compiled:
     def again(self) -> None:
         """Runs it once more, and changes no variable; where that ends early, so be it."""
         with contextlib.ExitStack() as stack:
-            # Of all that it does, only the calls of models matter, which come first.
+            # Of all that it does, only the calls of models and gradients matter, which come first.
             stack.enter_context(contextlib.suppress(Exception))
-            for each in (quiet(*_EVENTS), untold(), uncompiled()):
+            for each in (quiet(*_EVENTS), untold(), running_again(), uncompiled()):
                 stack.enter_context(each)
             stack.enter_context(keras.StatelessScope(self.values))
             self.function(*self.args, **self.kwargs)
@@ -50,12 +51,12 @@ def uncompiled() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if found is None else found.uncompiled()
 
 
-def install(keep: Callable[[Compiled], None], tell: Callable[[], None]) -> Iterator[Undo]:
+def install(keep: Callable[[Compiled], None], tell: Callable[[Any], None]) -> Iterator[Undo]:
     """Yields what undoes each change that lets calls of compiled functions be kept.
 
     Args:
         keep: Learns of each call before it runs.
-        tell: Called after it.
+        tell: Called after it, with what it returned.
     """
     found = _here()
     if found is not None:

@@ -12,6 +12,8 @@ from halfstep.keras._again import Compiled
 from halfstep.keras._calls import is_traced
 from halfstep.keras._loops_on_jax import telling
 from halfstep.keras._patches import Undo
+from halfstep.keras._returned import Enough
+from halfstep.keras._returned_on_jax import following
 from halfstep.keras._watch import inside
 
 jax = import_module("jax")  # in which functions are replaced, and not in Keras' name for it
@@ -26,13 +28,9 @@ class _Local(threading.local):
 _local = _Local()
 
 
-class _Enough(Exception):
-    """The model was called: its gradient does not matter."""
-
-
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
-    """Lets functions run as they were written until the block ends, and without gradients."""
+    """Lets functions run as they were written until gradients are taken, or the block ends."""
     _local.again = True
     try:
         with jax.disable_jit():
@@ -41,14 +39,14 @@ def uncompiled() -> Iterator[None]:
         _local.again = False
 
 
-def install(keep: Callable[[Compiled], None], tell: Callable[[], None]) -> Iterator[Undo]:
+def install(keep: Callable[[Compiled], None], tell: Callable[[Any], None]) -> Iterator[Undo]:
     """Yields what undoes each change that lets calls of compiled functions be kept.
 
     What they tell of waits until they have run, as nothing can be computed meanwhile.
 
     Args:
         keep: Learns of each call before it runs.
-        tell: Called after it.
+        tell: Called after it, with what it returned.
     """
     yield replace(jax, "jit", functools.partial(_jit, keep, tell))
     for name in ("grad", "value_and_grad"):
@@ -73,11 +71,15 @@ def _grad(keep: Any, tell: Any, original: Any, function: Any, *args: Any, **opti
 
     def call(*given: Any, **named: Any) -> Any:
         if _local.again:
-            function(*given, **named)
-            raise _Enough
-        return _call(keep, tell, function, made, *given, **named)
+            with following():
+                function(*given, **named)
+                made(*given, **named)
+            raise Enough
+        # What runs again is to take gradients.
+        return _call(keep, tell, wrapped, made, *given, **named)
 
-    return functools.wraps(made)(call)
+    wrapped = functools.wraps(made)(call)
+    return wrapped
 
 
 def _call(keep: Any, tell: Any, function: Any, made: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,5 +91,5 @@ def _call(keep: Any, tell: Any, function: Any, made: Any, *args: Any, **kwargs: 
         result = made(*args, **kwargs)
     finally:
         _local.depth -= 1
-    tell()
+    tell(result)
     return result

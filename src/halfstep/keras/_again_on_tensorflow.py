@@ -22,12 +22,12 @@ def uncompiled() -> Iterator[None]:
         tf.config.run_functions_eagerly(before)
 
 
-def install(keep: Callable[[Compiled], None], tell: Callable[[], None]) -> Iterator[Undo]:
+def install(keep: Callable[[Compiled], None], tell: Callable[[Any], None]) -> Iterator[Undo]:
     """Yields what undoes each change that lets calls of compiled functions be kept.
 
     Args:
         keep: Learns of each call before it runs.
-        tell: Called after it.
+        tell: Called after it, with what it returned.
     """
 
     def call(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -35,7 +35,7 @@ def install(keep: Callable[[Compiled], None], tell: Callable[[], None]) -> Itera
             return original(function, *args, **kwargs)
         keep(Compiled(function.python_function, args, kwargs))
         result = original(function, *args, **kwargs)
-        tell()
+        tell(result)
         return result
 
     yield replace(type(tf.function(lambda: None)), "__call__", call)

@@ -12,11 +12,13 @@ import numpy as np
 
 from halfstep.core import Diagnosis, Ranges, quiet, replace
 from halfstep.keras._batches import Values, variables_of
-from halfstep.keras._diagnose import case_of, diagnose
+from halfstep.keras._diagnose import case_of, diagnose, diagnosed
 from halfstep.keras._diagnosing._numbers import all_numbers
+from halfstep.keras._observe import Case
 from halfstep.keras._patches import Undo
 from halfstep.keras._private import CompileLoss, Layer, jax, tensorflow
 from halfstep.keras._ranges import ranges
+from halfstep.keras._returned import Returned, install, is_again, watched
 from halfstep.keras._watch import inside
 
 _EVENTS = ("backward", "loss", "step", "update", "scale", "region", "metric")
@@ -36,6 +38,7 @@ class Kept(NamedTuple):
         loss: What compares them, None for what the model was compiled with.
         training: Whether layers were told to run as in training, None where nothing was said.
         outputs: What the model returned, and what the loss was called with; empty for `fit`.
+        returned: The gradient that came back to the outputs, None for `fit`.
     """
 
     model: Any
@@ -45,29 +48,49 @@ class Kept(NamedTuple):
     loss: Any = None
     training: bool | None = None
     outputs: tuple[Any, ...] = ()
+    returned: Returned | None = None
 
     @property
     def whole(self) -> bool:
         """Whether the loss is known, and not only what the model computes."""
         return not self.outputs or (self.loss is not None and _are_same(*self.outputs))
 
+    @property
+    def goes_back(self) -> bool:
+        """Whether a gradient is known, be it that of the loss or what came back of it."""
+        return self.whole or (self.returned is not None and self.returned.known)
+
+    @property
+    def entered_broken(self) -> bool:
+        """Whether what came back to the model was not finite already."""
+        return not self.whole and self.returned is not None and not self.returned.finite
+
     def diagnosis(self, scale: float) -> Diagnosis:
-        """Returns what is wrong with it, forward only where the loss is not known.
+        """Returns what is wrong with it, forward only where no gradient is known.
 
         Args:
             scale: What the loss was multiplied by.
         """
         with self._as_before():
-            return diagnose(*self._given, loss_scale=scale, training=self.training)
+            if self.whole:
+                return diagnose(*self._given, loss_scale=scale, training=self.training)
+            return diagnosed(self._case(scale), (scale,))
 
     def ranges(self, scale: float) -> Ranges:
-        """Returns how its numbers lie in each format, forward only where the loss is not known.
+        """Returns how its numbers lie in each format, forward only where no gradient is known.
 
         Args:
             scale: What the loss was multiplied by.
         """
         with self._as_before():
-            return ranges(replace_fields(case_of(*self._given, self.training), scale=scale))
+            return ranges(self._case(scale))
+
+    def _case(self, scale: float) -> Case:
+        case = case_of(*self._given, self.training)
+        if self.whole or self.returned is None or self.entered_broken or not self.returned.known:
+            return replace_fields(case, scale=scale)
+        loss = self.returned.loss(scale)
+        return replace_fields(case, loss=_with_own(self.model, loss), scale=scale)
 
     @property
     def _given(self) -> tuple[Any, Any, Any, Any]:
@@ -79,6 +102,11 @@ class Kept(NamedTuple):
     def _as_before(self) -> Iterator[None]:
         with quiet(*_EVENTS), keras.StatelessScope(self.values):
             yield
+
+
+def _with_own(model: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Returns a loss with what the layers of a model add to it."""
+    return lambda targets, outputs: sum(getattr(model, "losses", ()), loss(targets, outputs))
 
 
 class _Local(threading.local):
@@ -112,8 +140,14 @@ class Calls:
         """Yields what undoes each change."""
         yield replace(Layer, "__call__", self._layer)
         yield replace(Layer, "stateless_call", self._stateless)
+        yield from install()
         for owner in (keras.losses.Loss, CompileLoss):
             yield replace(owner, "__call__", self._loss)
+
+    @property
+    def paused(self) -> bool:
+        """Whether what is called now is no part of the script."""
+        return self._local.depth > 0 or is_again()
 
     @contextlib.contextmanager
     def unseen(self) -> Iterator[None]:
@@ -143,23 +177,33 @@ class Calls:
             outputs = original(layer, *args, **kwargs)
         if is_traced((args, outputs)):
             self._traced(layer)
-        elif layer.trainable_variables:
-            training = kwargs.get("training")
+            return _probed(outputs)
+        if layer.trainable_variables:
             values = values or values_of(layer)
-            self.kept.append(Kept(layer, values, *args, training=training, outputs=(outputs,)))
+            outputs = self._keep(Kept(layer, values, *args, outputs=(outputs,)), kwargs)
+        return outputs
+
+    def _keep(self, kept: Kept, options: dict[str, Any]) -> Any:
+        """Keeps a call, and returns its outputs."""
+        outputs, returned = watched(kept.outputs[0])
+        training = options.get("training")
+        self.kept.append(kept._replace(training=training, outputs=(outputs,), returned=returned))
         return outputs
 
     def _stateless(
         self, original: Any, layer: Any, trained: Any, others: Any, *args: Any, **kwargs: Any
     ) -> Any:
         given, seen = (trained, others, args), not (self._local.depth or inside.step)
-        with self.unseen() if seen and not is_traced(given) else contextlib.nullcontext():
+        with self.unseen() if seen else contextlib.nullcontext():
             result = original(layer, trained, others, *args, **kwargs)
-        if seen and len(args) == 1 and not is_traced((given, result)):
-            values = list(zip(variables_of(layer), (*trained, *others), strict=True))
-            training = kwargs.get("training")
-            self.kept.append(Kept(layer, values, *args, training=training, outputs=result[:1]))
-        return result
+        if not seen or len(args) != 1:
+            return result
+        if is_traced((given, result)):
+            self._traced(layer)
+            return (_probed(result[0]), *result[1:])
+        values = list(zip(variables_of(layer), (*trained, *others), strict=True))
+        kept = Kept(layer, values, *args, outputs=result[:1])
+        return (self._keep(kept, kwargs), *result[1:])
 
     def _loss(
         self, original: Any, loss: Any, targets: Any, outputs: Any, *args: Any, **kw: Any
@@ -171,6 +215,15 @@ class Calls:
             self.kept[-1] = last._replace(targets=targets, loss=loss, outputs=pair)
         with self.unseen():
             return original(loss, targets, outputs, *args, **kw)
+
+
+def _probed(outputs: Any) -> Any:
+    """Returns outputs whose gradients are noted, if a function that takes them runs again."""
+    if keras.config.backend() != "jax":
+        return outputs
+    from halfstep.keras._returned_on_jax import probed
+
+    return probed(outputs)
 
 
 def values_of(model: Any) -> Values:

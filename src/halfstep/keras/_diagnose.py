@@ -61,7 +61,16 @@ def diagnose(
         >>> keras.config.set_dtype_policy("float32")
     """
     scales = scales_of(model, loss_scale)
-    case = case_of(model, inputs, targets, loss, training)
+    return diagnosed(case_of(model, inputs, targets, loss, training), scales)
+
+
+def diagnosed(case: Case, scales: tuple[float, ...]) -> Diagnosis:
+    """Returns what is wrong with what is run.
+
+    Args:
+        case: It.
+        scales: The loss scales that are tried, in this order.
+    """
     data = tuple(faults_in_data(case))
     if data or case.loss is None:
         return Diagnosis(data or tuple(_forward_faults(forward(case), case)))

@@ -26,9 +26,10 @@ from typing import Any
 
 import keras
 
-from halfstep.core import Policy, overriding_policy
+from halfstep.core import Policy, is_auto, overriding_policy
 from halfstep.errors import UsageError
 from halfstep.keras import _boundary, _kept, _scaling
+from halfstep.keras._auto import chosen as auto
 from halfstep.keras._patches import Undo
 from halfstep.keras._policies import Chosen, is_low, read
 
@@ -56,6 +57,7 @@ def set_global_policy(policy: Any, *, safe: bool = True) -> None:
 
     Args:
         policy: A name, a `halfstep.Policy` or its text, or a dtype policy or policy map of Keras.
+            `auto` is what the device is fast in as a whole, which is measured if it is not known.
         safe: Whether outputs of models and fragile operations are kept in float32 and the loss is
             scaled wherever a layer computes in float16. False is exactly what Keras does.
 
@@ -78,11 +80,14 @@ def set_global_policy(policy: Any, *, safe: bool = True) -> None:
             f"set_global_policy needs safe=True or safe=False, got safe={safe!r}. Write safe=False"
             " for what plain Keras does."
         )
-    chosen = read(overriding_policy() or policy)
+    wanted = overriding_policy() or policy
+    asked = None if is_auto(wanted) else read(wanted)
     with _lock:
         for undo in reversed(_in_force.undo if _in_force else ()):
             undo()
         _in_force = None
+        # Not before, since what was in force has a say in how operations run.
+        chosen = asked or read(auto())
         keras.config.set_dtype_policy(chosen.keras_policy)
         low = safe and is_low(chosen.keras_policy)
         _in_force = _InForce(chosen, _installed(chosen.policy) if low else ())

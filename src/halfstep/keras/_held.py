@@ -36,3 +36,36 @@ def hold_policy() -> Undo:
         return held if overriding_policy() else original(name) or held
 
     return replace(found("backend.common.global_state"), "get_global_attribute", get)
+
+
+def hold_auto(settle: Callable[[], object]) -> Undo:
+    """Keeps the policy that is set when Keras first asks for one, and returns what ends it.
+
+    Args:
+        settle: Sets it.
+
+    Example:
+        >>> from halfstep.keras import set_global_policy
+        >>> end = hold_auto(lambda: set_global_policy("mixed_bfloat16"))
+        >>> keras.config.dtype_policy().name
+        'mixed_bfloat16'
+        >>> end()
+        >>> set_global_policy("float32")
+    """
+    ends: list[Undo] = []
+
+    def get(original: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
+        own = original(name, *args, **kwargs)
+        if name != _NAME or (own and not overriding_policy()):
+            return own
+        end()
+        settle()
+        ends.append(hold_policy())
+        return keras.config.dtype_policy()
+
+    def end() -> None:
+        while ends:
+            ends.pop()()
+
+    ends.append(replace(found("backend.common.global_state"), "get_global_attribute", get))
+    return end

@@ -1,5 +1,6 @@
 """Looks closely at a step of a Keras script, whoever wrote it, by running its model again."""
 
+import inspect
 import math
 import weakref
 from collections.abc import Iterator
@@ -8,18 +9,24 @@ from typing import Any, NamedTuple
 
 import keras
 
-from halfstep.core import Cast, Diagnosis, Ranges
+from halfstep.core import Cast, Diagnosis, Ranges, emit
 from halfstep.errors import UsageError
 from halfstep.keras import _again
 from halfstep.keras._again import Compiled
 from halfstep.keras._batches import Values, hand_on
 from halfstep.keras._calls import Calls, Kept, values_of
+from halfstep.keras._diagnosing._numbers import all_numbers, bad
 from halfstep.keras._patches import Undo
 from halfstep.keras._private import tensorflow as tf
 
 _UNSEEN = (
     "no model of Keras was called in the compiled function. Write halfstep.keras.diagnose(model, "
     "x, y, loss)."
+)
+
+_FORWARD_ONLY = (
+    "{name} was looked at forward only, because no gradient was seen to come back to it. Write "
+    "halfstep.keras.diagnose({name}, x, y, loss) to look at both passes."
 )
 
 
@@ -66,13 +73,16 @@ class Looking:
         ('dense', 'matmul', 'forward')
     """
 
-    # What comes back to a model of Keras from a loss is not looked at.
-    entered_broken, notes, sizes, only = False, (), None, None
+    # What the data and the models are like is not looked at.
+    sizes, only = None, None
 
     def __init__(self) -> None:
         self._calls = Calls(self._traced)
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._now, self._before = _Step(), _Step()
+        self._calling: set[Any] = set()  # the compiled functions that call models
+        self._forward_only: dict[str, None] = {}
+        self._both: set[str] = set()
 
     def start(self) -> Undo:
         """Begins to keep what models are called with, and returns what ends it."""
@@ -105,6 +115,18 @@ class Looking:
         """Whether the loss of each call is known, so that nothing broken comes from elsewhere."""
         return all(each.whole for each in self._kept(self._now))
 
+    @property
+    def entered_broken(self) -> bool:
+        """Whether what came back to a model was not finite already."""
+        return any(each.entered_broken for each in self._kept(self._now))
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """What there is to say of how steps were looked at."""
+        for name in self._forward_only:
+            if name not in self._both:
+                yield _FORWARD_ONLY.format(name=name)
+
     def faults(self, scale: float) -> Diagnosis:
         """Returns the first fault of the step in a model, false if there is none.
 
@@ -118,6 +140,7 @@ class Looking:
             kept = self._kept(self._now)
             if not kept:
                 raise UsageError(_UNSEEN)
+            self._note(kept)
             found = _first(kept, scale)
             return (_is_in_weights(found) and _first(self._kept(self._before), scale)) or found
 
@@ -132,6 +155,14 @@ class Looking:
             largest = max(kept, key=lambda each: each.model.count_params(), default=None)
             found = Ranges() if largest is None else largest.ranges(scale)
         return Seen(found, math.frexp(scale)[1] - 1) if kept else None
+
+    def _note(self, kept: list[Kept]) -> None:
+        """Takes note of which models were looked at forward only."""
+        for each in kept:
+            if each.goes_back:
+                self._both.add(each.model.name)
+            else:
+                self._forward_only[each.model.name] = None
 
     def _kept(self, step: _Step) -> list[Kept]:
         """Returns the calls of a step; a compiled function runs once more for that."""
@@ -159,26 +190,48 @@ class Looking:
         self._now.kept.append(Kept(model, values, inputs, targets, training=True))
 
     def _keep_compiled(self, compiled: Compiled) -> None:
-        self._tell()
+        if self._calls.paused:
+            return
+        self._tell(None)
         compiled.values += [pair for each in list(self._models) for pair in values_of(each)]
         self._now.compiled = compiled
 
     def _traced(self, model: Any) -> None:
         """Learns that a compiled function calls a model, whose variables it changes afterwards."""
         compiled = self._now.compiled
-        if keras.config.backend() != "tensorflow" or compiled is None or model in self._models:
+        if compiled is None:
+            return
+        self._calling.add(_code(compiled))
+        if keras.config.backend() != "tensorflow" or model in self._models:
             return
         self._models.add(model)
         with tf.init_scope():
             if all(each.value.is_initialized() for each in model.variables):
                 compiled.values += values_of(model)
 
-    def _tell(self) -> None:
+    def _tell(self, result: Any) -> None:
         """Tells of what a compiled function has done, if that has to wait until it has run."""
-        if keras.config.backend() == "jax":
-            from halfstep.keras._loops_on_jax import telling
+        if keras.config.backend() != "jax" or self._calls.paused:
+            return
+        # There a loss is not told of, unless it is scaled.
+        if self._now.compiled is not None and self._breaks(self._now.compiled, result):
+            emit("nonfinite")
+        from halfstep.keras._loops_on_jax import telling
 
-            telling.flush()
+        telling.flush()
+
+    def _breaks(self, compiled: Compiled, result: Any) -> bool:
+        """Returns whether a compiled function that calls a model made something not finite."""
+        broken = _code(compiled) in self._calling and not _finite(result)
+        return broken and _finite((compiled.args, compiled.kwargs))
+
+
+def _code(compiled: Compiled) -> Any:
+    return getattr(inspect.unwrap(compiled.function), "__code__", compiled.function)
+
+
+def _finite(values: Any) -> bool:
+    return bad(all_numbers(values)) is None
 
 
 def _train_step(model: Any, values: Values, batch: Any) -> tuple[Any, tuple[Any, ...]]:

@@ -1,14 +1,15 @@
 """What a comparison of runs asks of Keras: seeds, the policy, what trained, memory."""
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import keras
 
+from halfstep.core import is_auto
 from halfstep.keras._global import set_global_policy
-from halfstep.keras._held import hold_policy
+from halfstep.keras._held import hold_auto, hold_policy
 from halfstep.keras._loops import watch_loops
+from halfstep.keras._machine import device, versions
 from halfstep.keras._patches import Undo
 from halfstep.keras._private import jax, tensorflow
 from halfstep.keras._watch import Models, watch
@@ -48,14 +49,17 @@ class Probe:
         return Looking()
 
     def set_policy(self, policy: str) -> None:
-        """Makes every model that is built from now on train under a policy."""
+        """Makes every model that is built from now on train under a policy.
+
+        What `auto` is is found out when Keras asks for it, since the script may still choose the
+        devices.
+        """
         self._release()
+        if is_auto(policy):
+            self._release = hold_auto(lambda: set_global_policy(policy))
+            return
         set_global_policy(policy)
         self._release = hold_policy()
-
-    def choose_policy(self, use: Callable[[str], None]) -> None:
-        """Calls `use` with bfloat16's policy, which every device has and which needs no scale."""
-        use("mixed_bfloat16")
 
     def has_lowered(self) -> bool | None:
         """Returns whether a model that trained computes in low precision, None if none did."""
@@ -68,22 +72,16 @@ class Probe:
 
     def device(self) -> str:
         """Returns the name of the accelerator in use, "" where there is none."""
-        return _DEVICES.get(keras.config.backend(), lambda: "")()
+        return device()
 
     def versions(self) -> dict[str, str]:
         """Returns the versions of Keras and its backend."""
-        backend = keras.config.backend()
-        return {"keras": keras.__version__, backend: str(import_module(backend).__version__)}
+        return versions()
 
 
 def _jax_peak() -> int:
     stats: list[dict[str, Any]] = [each.memory_stats() or {} for each in jax.local_devices()]
     return sum(each.get("peak_bytes_in_use", 0) for each in stats)
-
-
-def _jax_device() -> str:
-    first = jax.local_devices()[0]
-    return "" if first.platform == "cpu" else str(first.device_kind)
 
 
 def _tensorflow_gpus() -> list[Any]:
@@ -96,11 +94,4 @@ def _tensorflow_peak() -> int:
     return sum(tensorflow.config.experimental.get_memory_info(name)["peak"] for name in names)
 
 
-def _tensorflow_device() -> str:
-    gpus = tensorflow.config.list_physical_devices("GPU")
-    details = [tensorflow.config.experimental.get_device_details(each) for each in gpus[:1]]
-    return "".join(str(each.get("device_name", "GPU")) for each in details)
-
-
 _PEAKS: dict[str, Callable[[], int]] = {"jax": _jax_peak, "tensorflow": _tensorflow_peak}
-_DEVICES: dict[str, Callable[[], str]] = {"jax": _jax_device, "tensorflow": _tensorflow_device}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from signal import SIGKILL
 
-from halfstep.core import Policy
+from halfstep.core import AUTO, Auto, Policy, is_auto
 from halfstep.errors import UsageError
 from halfstep.launch._runs import ending_text
 
@@ -11,13 +11,15 @@ from halfstep.launch._runs import ending_text
 _RUNNABLE = ("float32", "bfloat16", "float16")
 
 
-def runnable_policy(text: str, command: str) -> Policy:
+def runnable_policy(text: str, command: str) -> Policy | Auto:
     """Returns the policy of a text, or says why nothing can be trained under it.
 
     Args:
         text: What the user wrote.
         command: Who says so.
     """
+    if is_auto(text):
+        return AUTO
     policy = Policy.parse(text)
     if policy.compute_dtype not in _RUNNABLE:
         raise UsageError(

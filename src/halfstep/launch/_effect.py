@@ -1,6 +1,6 @@
 """What a run really trained under, which need not be what was asked for."""
 
-from halfstep.core import Policy
+from halfstep.core import brief, is_auto
 from halfstep.launch._runs import RunResult
 
 NO_REGION = "no model became a region"
@@ -31,19 +31,30 @@ def policy_text(run: RunResult) -> str:
     own = own_policies(run)
     if own:
         others = f"{', '.join(own)} (the script's own)"
-        return others if len(own) == len(run.region_policies) else f"{run.policy}; {others}"
+        return others if len(own) == len(run.region_policies) else f"{asked_text(run)}; {others}"
     if run.ineffective:
         kept = "the script's own torch.amp" if run.torch_amp else "float32"
         return f"{kept} ({run.policy} did not take effect)"
-    return run.policy
+    return asked_text(run)
+
+
+def asked_text(run: RunResult) -> str:
+    """Returns the policy that a run was to train under, and in brief what `auto` stood for.
+
+    Example:
+        >>> asked_text(RunResult(policy="auto", auto=("mixed_bfloat16",)))
+        'auto: mixed_bfloat16'
+    """
+    found = "; ".join(map(brief, run.asked)) if is_auto(run.policy) else ""
+    return f"{run.policy}: {found}" if found else run.policy
 
 
 def own_policies(run: RunResult) -> tuple[str, ...]:
     """Returns the policies of the run's regions that are not the run's."""
     if not run.region_policies:
         return ()
-    asked = str(Policy.parse(run.policy)) if run.policy else ""
-    return tuple(each for each in run.region_policies if each != asked)
+    asked = set(map(str, run.asked))
+    return tuple(each for each in run.region_policies if each not in asked)
 
 
 def why_ineffective(run: RunResult) -> str:

@@ -30,7 +30,6 @@ class Joined:
         self.snapshot, self.floats = other.snapshot, other.floats
         self.tick, self.seconds = other.tick, other.seconds
         self.may_count, self.saved_bytes = other.may_count, other.saved_bytes
-        self.choose_policy = other.choose_policy
 
     def look_closely(self) -> Any:
         """Returns what looks with both: each leaves alone what is the other one's."""

@@ -30,6 +30,7 @@ class RunLog:
         self._readers: dict[str, Callable[..., None]] = {
             "batch": self._add_batch,
             "metric": self._add_metric,
+            "auto": self._add_auto,
         }
 
     def add(self, message: dict[str, Any]) -> None:
@@ -75,6 +76,9 @@ class RunLog:
 
     def _add_metric(self, name: str, value: float, step: int) -> None:
         self._metrics.append(MetricValue(name, value, step))
+
+    def _add_auto(self, auto: list[str], why: list[str]) -> None:
+        self._values |= {"auto": tuple(auto), "why": tuple(why)}
 
     def _add_values(self, versions: dict[str, str] | None = None, **values: Any) -> None:
         self._values |= values

@@ -39,9 +39,6 @@ class Probe(Protocol):
     def set_policy(self, policy: str) -> None:
         """Lets scripts that do not use halfstep train under a policy."""
 
-    def choose_policy(self, use: Callable[[str], None]) -> None:
-        """Calls `use` with the policy that suits the device, each time that this changes."""
-
     def snapshot(self, value: Any) -> Any:
         """Returns a value that later changes in place do not reach, without waiting for it."""
 
@@ -88,9 +85,6 @@ class KerasProbe(Protocol):
     def set_policy(self, policy: str) -> None:
         """Lets the models that are built from now on train under a policy."""
 
-    def choose_policy(self, use: Callable[[str], None]) -> None:
-        """Calls `use` with the policy that suits every device."""
-
     def has_lowered(self) -> bool | None:
         """Returns whether a model that trained computes in low precision, None if unknown."""
 
@@ -122,9 +116,6 @@ class NoProbe:
         """Returns None."""
 
     def set_policy(self, policy: str) -> None:
-        """Does nothing."""
-
-    def choose_policy(self, use: Callable[[str], None]) -> None:
         """Does nothing."""
 
     def snapshot(self, value: Any) -> Any:

@@ -37,6 +37,7 @@ class Recorder:
             "update": self._on_update,
             "scale": self._on_scale,
             "region": self._on_region,
+            "auto": self._on_auto,
             "metric": self._on_metric,
         }
         self._losses: list[Any] = []
@@ -46,6 +47,7 @@ class Recorder:
         self._updates = self._attempts = self._backwards = 0
         self._from_scaler = self._scaled = self._torch_amp = False
         self._regions: Counter[str] = Counter()
+        self._chosen: dict[str, str] = {}  # what `auto` is, and why
         self._scalers: list[int | None] = []
         self._counting = contextlib.ExitStack()
         self._counted: SavedBytes | None = None
@@ -66,11 +68,6 @@ class Recorder:
                 self._handlers[event](**values)
             if self._clock() - self._flushed >= _PERIOD_SECONDS:
                 self.flush()
-
-    def forget_regions(self, policy: str) -> None:
-        """Forgets the regions of a policy that another one takes the place of."""
-        with self._lock:
-            self._regions.pop(policy, None)
 
     def flush(self) -> None:
         """Sends what came since the last time."""
@@ -146,6 +143,13 @@ class Recorder:
 
     def _on_region(self, policy: str) -> None:
         self._regions[policy] += 1
+
+    def _on_auto(self, policy: str, why: str) -> None:
+        if self._chosen.get(policy) != why:
+            self._chosen[policy] = why
+            self._send(
+                {"kind": "auto", "auto": list(self._chosen), "why": list(self._chosen.values())}
+            )
 
     def _on_metric(self, name: str, value: float) -> None:
         self._send({"kind": "metric", "name": name, "value": float(value), "step": self._updates})

@@ -7,7 +7,7 @@ from signal import Signals
 from statistics import median
 from typing import Any, NamedTuple, Self
 
-from halfstep.core import Policy
+from halfstep.core import Policy, is_auto
 
 _WARM_UP_STEPS = 10
 _LAST_FRACTION = 10
@@ -51,6 +51,8 @@ class RunResult:
         scale: The last scale of the first scaler; None where there was no step.
         regions: How many models became regions, by whoever's policy.
         region_policies: The policies of those regions.
+        auto: The texts of the policies that `auto` stood for, if that is the policy.
+        why: Why, in a line for each.
         lowered: Whether anything was to compute in low precision by halfstep, None if unknown.
         torch_amp: Whether the script scaled its losses with PyTorch's own GradScaler.
         metrics: Every value that was given to `halfstep.metric`.
@@ -78,6 +80,8 @@ class RunResult:
     scale: float | None = None
     regions: int = 0
     region_policies: tuple[str, ...] = ()
+    auto: tuple[str, ...] = ()
+    why: tuple[str, ...] = ()
     lowered: bool | None = None
     torch_amp: bool = False
     metrics: tuple[MetricValue, ...] = ()
@@ -95,6 +99,17 @@ class RunResult:
         return self.exit_code != 0 or bool(self.error)
 
     @property
+    def asked(self) -> tuple[Policy, ...]:
+        """The policies that the run was to train under: of `auto`, those that it stood for.
+
+        Example:
+            >>> [str(each) for each in RunResult(policy="auto", auto=("mixed_bfloat16",)).asked]
+            ['mixed_bfloat16']
+        """
+        texts = self.auto if is_auto(self.policy) else filter(None, (self.policy,))
+        return tuple(map(Policy.parse, texts))
+
+    @property
     def ineffective(self) -> bool:
         """Whether nothing ran under the policy, although it is another one than float32.
 
@@ -104,7 +119,8 @@ class RunResult:
         """
         if self.lowered is not False or any(map(_is_low, self.region_policies)):
             return False
-        return bool(self.policy) and _is_low(self.policy)
+        unknown = is_auto(self.policy) and not self.auto
+        return unknown or any(each.compute_dtype != "float32" for each in self.asked)
 
     @property
     def unscaled(self) -> bool:
@@ -117,9 +133,10 @@ class RunResult:
         """
         if self.scale != 1.0 or self.skipped or "keras" not in dict(self.versions):
             return False
-        policy = Policy.parse(self.policy or "float32")
-        asked = policy.compute_dtype == "float16" and policy.scale.init_scale > 1.0
-        return asked and not self.ineffective
+        scaled = any(
+            each.compute_dtype == "float16" and each.scale.init_scale > 1.0 for each in self.asked
+        )
+        return scaled and not self.ineffective
 
     @property
     def name(self) -> str:
@@ -215,6 +232,8 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     ),
     "scale": lambda value: None if value is None else float(value),
     "region_policies": tuple,
+    "auto": tuple,
+    "why": tuple,
     "versions": lambda names: tuple(names.items()),
 }
 

@@ -39,8 +39,7 @@ class Session:
 
     Args:
         send: Receives one message at a time, JSON types only.
-        policy: What the script trains under; "" leaves the choice to it, and else to the
-            framework's front-end.
+        policy: What the script trains under; "" leaves the choice to it, and else is `auto`.
         overrides: Whether the policy wins over what the script passes to halfstep itself.
         seed: What the random generators are seeded with, None to leave them alone.
         memory: Whether to tell what is kept after the first steps.
@@ -61,7 +60,7 @@ class Session:
         self._overrides = overrides
         self._probe: Probe = NoProbe()
         self._met: dict[str, Any] = {}
-        self._used, self._looks_at_memory = "", memory
+        self._looks_at_memory = memory
         self._tell_probe = meet
         self._recorder, self._memory = Recorder(self._probe, send), MemoryGrowth()
 
@@ -138,25 +137,11 @@ class Session:
             self._tell_probe(self._probe)
         if self._looks_at_memory:
             self._probe.watch_kept(self._send_kept)
-        if self._policy:
-            probe.set_policy(self._policy)
-        else:
-            probe.choose_policy(functools.partial(self._use, probe))
+        probe.set_policy(self._policy or core.AUTO)
 
     def _send_kept(self, found: dict[str, Any]) -> None:
         self.finish()  # whoever listens may have heard enough
         self._send({"kind": "kept", **found})
-
-    def _use(self, chooser: Any, policy: str) -> None:
-        keras = self._met.get("keras")
-        if keras is not None and chooser is not keras:
-            # Layers that were built keep their policy, so there is one for the whole run.
-            chooser.set_policy(self._used)
-            return
-        self._recorder.forget_regions(self._used)
-        self._used = policy
-        self._probe.set_policy(policy)
-        self._send({"kind": "policy", "policy": policy})
 
     def _send_versions(self, **others: str) -> None:
         own = {"python": python_version(), "halfstep": __version__}

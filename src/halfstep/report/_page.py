@@ -9,7 +9,7 @@ from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
 
-from halfstep.core import LOW_FORMATS, Report
+from halfstep.core import LATER, LOW_FORMATS, Report
 from halfstep.errors import MissingExtraError
 from halfstep.report._heat import heat_maps, opened, windows
 from halfstep.report._magnitudes import (
@@ -140,6 +140,7 @@ def _template() -> Any:
         "figures": figures,
         "headline": headline,
         "is_repeated": is_repeated,
+        "later": LATER,
         "most": _MOST_SKIPS,
         "outcome": outcome,
         "telling": telling,

@@ -7,12 +7,19 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.text import Text
 
-from halfstep.core import Finding, Report
+from halfstep.core import LATER, Finding, Report
 from halfstep.report._numbers import number
 from halfstep.report._report_tables import casts_table, ranges_table
 from halfstep.report._sparkline import sparkline
 from halfstep.report._visible import visible
-from halfstep.report._words import fault_line, headline, is_repeated, outcome, telling
+from halfstep.report._words import (
+    fault_line,
+    headline,
+    is_repeated,
+    outcome,
+    part_text,
+    telling,
+)
 
 _CURVE_WIDTH = 32
 _SHOWN_LINES = 8
@@ -49,11 +56,12 @@ class ReportText:
             yield Text("\nfirst fault", style="bold")
             yield Text(fault_line(report.diagnosis.faults[0]))
             yield from _fault(report)
-            yield from _pasted(report.diagnosis.faults[0].remedy)
+            yield from _pasted(report.diagnosis.faults[0].remedy, part_text(report))
         if report.findings or not (report.error or report.diagnosis):
             yield Text(f"\n{outcome(report)}", style="bold")
         for finding in report.findings:
             yield from _finding(finding, report)
+        yield from _whole(report)
         yield from _failure(report)
         yield from ranges_table(report, ascii_only=options.ascii_only)
         yield from casts_table(report)
@@ -78,7 +86,16 @@ def _finding(finding: Finding, report: Report) -> Iterator[RenderableType]:
     if is_repeated(finding, report):
         yield Text("  write: as above")
     else:
-        yield from _pasted(finding.remedy)
+        yield from _pasted(finding.remedy, part_text(report))
+
+
+def _whole(report: Report) -> Iterator[RenderableType]:
+    """Yields all remedies as one, where there are several."""
+    if report.is_manifold:
+        yield Text("\nwhat to write", style="bold")
+        yield from _pasted(report.remedies.text, "all in one:")
+        for each in report.remedies.later:
+            yield _indented(f"{LATER}{each}")
 
 
 def _failure(report: Report) -> Iterator[RenderableType]:
@@ -101,9 +118,9 @@ def _fault(report: Report) -> Iterator[RenderableType]:
         yield Padding(Text(visible(line)), (0, 0, 0, 2), expand=False)
 
 
-def _pasted(remedy: str) -> Iterator[RenderableType]:
+def _pasted(remedy: str, label: str) -> Iterator[RenderableType]:
     if remedy:
-        text = _indented(f"write:\n{remedy}")
+        text = _indented(f"{label}\n{remedy}")
         text.no_wrap, text.overflow = True, "ignore"
         yield text
 

@@ -102,6 +102,16 @@ def is_repeated(finding: Finding, report: Report) -> bool:
     return bool(finding.remedy) and first is not finding
 
 
+def part_text(report: Report) -> str:
+    """Returns what stands above a remedy: it may be a part of what is to be written.
+
+    Example:
+        >>> part_text(Report(script="a.py", policy="float16"))
+        'write:'
+    """
+    return "its part:" if report.is_manifold else "write:"
+
+
 def fault_line(fault: Fault) -> str:
     """Returns what a fault is, in a line.
 

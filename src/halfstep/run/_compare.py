@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from halfstep.core import Policy
+from halfstep.core import Auto, Policy
 from halfstep.errors import UsageError
 from halfstep.launch import (
     RunLog,
@@ -147,7 +147,7 @@ def _check_seeds(seeds: int, seed: int) -> None:
 
 
 def _check_policies(texts: Sequence[str]) -> None:
-    seen: dict[Policy, str] = {}
+    seen: dict[Policy | Auto, str] = {}
     for text in texts:
         policy = runnable_policy(text, "compare")
         if policy in seen:

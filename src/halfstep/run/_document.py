@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from halfstep import __version__
-from halfstep.core import Policy
 from halfstep.launch import RunResult, Script
 from halfstep.run._compare import Comparison
 from halfstep.run._footprint import Footprint
@@ -57,7 +56,7 @@ def memory_document(target: Target, footprint: Footprint) -> dict[str, Any]:
 def _policy(first: Summary, each: Summary) -> dict[str, Any]:
     return {
         "name": each.policy,
-        "policy": str(Policy.parse(each.policy)),
+        "policy": "; ".join(dict.fromkeys(str(p) for run in each.runs for p in run.asked)),
         "steps_per_second": each.steps_per_second,
         "peak_memory": each.peak_memory,
         "saved_bytes": each.saved_bytes,

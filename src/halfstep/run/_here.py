@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from halfstep.core import AUTO
 from halfstep.launch import RunLog, RunResult, Script, Session, first_on_path, script_trace
 
 _INTERRUPTED = 130
@@ -23,10 +24,10 @@ def load_here(script: Script, policy: str, report: Report) -> Callable[[], None]
 
     Args:
         script: What to run.
-        policy: What it trains under; "" stands for what suits the device.
+        policy: What it trains under; "" stands for `auto`, unless it chooses itself.
         report: Receives the result when the process ends, after all that the script left to do.
     """
-    log = _Log(policy)
+    log = _Log(policy or AUTO)
     session = Session(log.add, policy=policy)
     session.start()
     first_on_path(script.folder)

@@ -5,12 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from halfstep.launch import UNSCALED, why_ineffective
+from halfstep.run._curves import LEVEL, Difference, curves_apart
 from halfstep.run._summary import Summary, mean, spread
 from halfstep.run._units import DIGITS, unit_of
 
 _ALIKE = 0.05  # a difference in speed or memory below this is not worth a word
 _MANY_SKIPS = 0.1
 _ENOUGH_SEEDS = 3
+_LOSS = "loss"
 _FINAL_LOSS = "final loss"
 _UNKNOWN = (
     "agreement unknown: neither a loss nor a metric was seen; report one with halfstep.metric"
@@ -68,6 +70,10 @@ def agreements(first: Summary, other: Summary) -> Iterator[Agreement]:
     told = shared and all(map(math.isfinite, firsts + others))
     if firsts and others and not told:
         yield agreement(_FINAL_LOSS, firsts, others, first.policy)
+    losses = ([run.losses for run in each.trained] for each in (first, other))
+    found = curves_apart(*losses)
+    if found is not None:
+        yield _curves(found)
 
 
 def agreement(
@@ -108,6 +114,18 @@ def agreement(
     return Agreement(
         f"{name} {direction} by {by}, beyond run-to-run noise {limits}", direction != "better"
     )
+
+
+def _curves(found: Difference) -> Agreement:
+    """Judges loss curves by what chance makes of them."""
+    limits = f"(p = {found.chance:.2g}, {len(found.firsts)} seeds)"
+    if found.chance > LEVEL:
+        return Agreement(f"loss curves no further apart than by chance {limits}")
+    change = _mean(found.others) - _mean(found.firsts)
+    by = unit_of(_LOSS, found.firsts, found.others)(abs(change)) or _TINY
+    direction = _direction(_LOSS, change)
+    text = f"{_LOSS} {direction} by {by} from {found.place} of the run, beyond chance {limits}"
+    return Agreement(text, direction != "better")
 
 
 def _without_noise(name: str, difference: float, by: str) -> str:

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 
-from halfstep.core import Plan, Policy, Rules, overriding_policy
+from halfstep.core import Plan, Policy, Rules, is_auto, overriding_policy
 from halfstep.errors import RuleError, UsageError
+from halfstep.torch._auto import asked_policy, settled
 from halfstep.torch._devices import check_device, default_device
 from halfstep.torch._dtypes import checked, compute_dtype
 from halfstep.torch._engine import _state
 from halfstep.torch._engine._observe import Observer
 from halfstep.torch._engine._ops import overloads
 from halfstep.torch._explain import Explanation
-from halfstep.torch._machine import asked_policy
 from halfstep.torch._private import autocast_devices, never_compile
 from halfstep.torch._tracing import constant, ready
 
@@ -53,7 +53,8 @@ class autocast:
             `.data` are not. Default: no; each use makes its copy, in PyTorch's own kernels.
         rules: A rule set or its text, such as "torch-2.13" or "halfstep-1 + softmax=full". Default:
             those of the region around, else "halfstep-1".
-        policy: A policy or its text, instead of `dtype` and `rules`.
+        policy: A policy or its text, instead of `dtype` and `rules`. `auto` is what the device is
+            fast in, measured when the region is first entered.
 
     Raises:
         UsageError: The device type is unknown or not there, or arguments contradict each other.
@@ -83,7 +84,16 @@ class autocast:
     ) -> None:
         if isinstance(device_type, bool):  # torch.cuda.amp.autocast(enabled, dtype, cache_enabled)
             device_type, enabled, cache_enabled = None, device_type, enabled
-        self._settings = _settings(device_type, dtype, enabled, cache_enabled, rules, policy)
+        self._given = device_type, dtype, enabled, cache_enabled, rules, policy
+        # What `auto` is may depend on what the script is still to choose, such as the devices.
+        is_open = is_auto(policy) or is_auto(overriding_policy())
+        self._found = None if is_open else _settings(*self._given)
+
+    @property
+    def _settings(self) -> Settings:
+        if self._found is None:
+            self._found = _settings(*self._given)
+        return self._found
 
     @property
     def device(self) -> str:
@@ -207,6 +217,20 @@ def settings_of(policy: Policy, device_type: str) -> Settings:
     return Settings(device, low, low is not torch.float32, False, str(policy.rules))
 
 
+def settings_by_device(policy: Policy) -> Callable[[str], Settings]:
+    """Returns what a region by a policy enters with, made once for each type of device."""
+    known: dict[str, Settings] = {}
+
+    # A function of a constant, which every tracer can run.
+    @constant
+    def settings(device_type: str) -> Settings:
+        if device_type not in known:
+            known[device_type] = settings_of(policy, device_type)
+        return known[device_type]
+
+    return settings
+
+
 @constant
 def _settings(
     device_type: str | None,
@@ -222,8 +246,9 @@ def _settings(
             f"dtype={dtype}, rules={rules!r}. Write the dtype and the rules into the policy."
         )
     device = check_device(default_device() if device_type is None else device_type, enabled=enabled)
-    chosen = overriding_policy() or (None if policy is None else asked_policy(policy))
-    if chosen is not None:
+    followed = overriding_policy() or (None if policy is None else asked_policy(policy))
+    if followed is not None:
+        chosen = settled(followed, device)
         low = compute_dtype(chosen.compute_dtype)
         asked: Rules | None = chosen.rules
     else:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from halfstep.core import Diagnosis, complete
+from halfstep.core import Diagnosis, written
 from halfstep.torch._called import Call, loss_of
 from halfstep.torch._observing._diagnosis import diagnosis
 from halfstep.torch._observing._step import Case
@@ -69,8 +69,10 @@ def _searching(calls: list[Call], scale: float, fits: float) -> Diagnosis:
         return Diagnosis()
     case = replace(_case(calls, scale), settles=False)
     found = _seen(case.scaled([forward.region], float(before) / forward.region.scale))
-    remedy = complete(Way(forward.region).at_scale(fits))
-    faults = (replace(each, remedy=remedy, note=_BACKS_OFF) for each in found.faults[:1])
+    lower = Way(forward.region).at_scale(fits)
+    changes = (lower,) if lower else ()
+    told = (replace(each, changes=changes, remedy=written(changes)) for each in found.faults[:1])
+    faults = (replace(each, note=_BACKS_OFF) for each in told)
     return replace(found, faults=(*faults, *found.faults[1:]))
 
 

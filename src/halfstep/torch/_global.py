@@ -12,16 +12,17 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from halfstep.core import Plan, Policy
+from halfstep.core import Auto, Plan, Policy
 from halfstep.errors import UsageError
+from halfstep.torch._auto import device_in_use, settled
 from halfstep.torch._dtypes import HALF
 from halfstep.torch._engine import _state
 from halfstep.torch._patches import replace
 from halfstep.torch._prepare import prepare
 from halfstep.torch._private import in_backward
 from halfstep.torch._region import Region
-from halfstep.torch._regions._attach import checked_masters, checked_policy, uncompiled
-from halfstep.torch._regions._forward import forward_of
+from halfstep.torch._regions._attach import checked_masters, followed, runnable, uncompiled
+from halfstep.torch._regions._forward import device_of, forward_of
 from halfstep.torch._regions._guard import Guard, guard
 
 _FLOAT32 = Policy.named("float32")
@@ -44,7 +45,7 @@ class _Everywhere:
         policy: The policy.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy | Auto) -> None:
         self.policy = policy
         self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
         self._copies = 0
@@ -178,7 +179,8 @@ def set_global_policy(policy: Policy | Plan | str) -> None:
     `zero_grad` was called; `model.zero_grad()` is not seen.
 
     Args:
-        policy: The policy, or its text; or a plan, or the path of its file.
+        policy: The policy, or its text; or a plan, or the path of its file. `auto` is what the
+            device of each model is fast in, measured when the first one is called there.
 
     Example:
         >>> import torch
@@ -189,8 +191,9 @@ def set_global_policy(policy: Policy | Plan | str) -> None:
         >>> set_global_policy("float32")
     """
     global _everywhere
-    chosen = checked_policy(policy)
-    checked_masters("cast", chosen, None, None)
+    chosen = followed(policy)
+    if isinstance(chosen, Policy):
+        checked_masters("cast", runnable(chosen), None, None)
     with _lock:
         if _everywhere is not None:
             _everywhere.remove()
@@ -200,10 +203,22 @@ def set_global_policy(policy: Policy | Plan | str) -> None:
 def global_policy() -> Policy:
     """Returns the policy that `set_global_policy` set, `float32` if it did not.
 
+    Of `auto`, what it stands for on the device in use.
+
     Example:
         >>> str(global_policy())
         'float32'
     """
+    return settled(_in_force(), device_in_use())
+
+
+def policy_for(module: nn.Module) -> Policy:
+    """Returns the policy by which a module is made a region when it is called."""
+    found = _in_force()
+    return found if isinstance(found, Policy) else settled(found, device_of(module), module)
+
+
+def _in_force() -> Policy | Auto:
     return _FLOAT32 if _everywhere is None or _local.is_suspended else _everywhere.policy
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace as with_changes
@@ -31,6 +30,7 @@ from halfstep.torch._regions._tree import tensors_in
 from halfstep.torch._several import earliest, named, together
 from halfstep.torch._tried import outside_of_autocast
 from halfstep.torch._updates import Updates
+from halfstep.torch._within import Within
 
 _KEPT_CALLS = 8
 _EVENTS = ("backward", "loss", "step", "update", "scale", "region", "metric")
@@ -48,10 +48,6 @@ class Seen(NamedTuple):
     ranges: Ranges
     power: int
     casts: tuple[Cast, ...]
-
-
-class _Depth(threading.local):
-    value = 0
 
 
 class Looking:
@@ -79,8 +75,8 @@ class Looking:
         # Those of models that are not trained, through which gradients go to one that is.
         self._passed: deque[Call] = deque(maxlen=_KEPT_CALLS)
         self._names, self._count = Names(), 0
-        self._depth = _Depth()
-        self._updates = Updates(lambda: bool(self._depth.value))
+        self._within = Within()
+        self._updates = Updates(lambda: self._within.here)
         self._told_casts = False
 
     def start(self) -> Undo:
@@ -124,14 +120,15 @@ class Looking:
     def sizes(self) -> tuple[float, dict[str, float]]:
         """The largest number of the data of the step, and the norm of what each model trains."""
         norms = {
-            self._names.of(it.model): self._updates.norm_before(it.model) for it in self._calls
+            self._names.of(it.model): self._updates.norm_before(it.model)
+            for it in tuple(self._calls)
         }
-        return max((call.largest_given for call in self._calls), default=0.0), norms
+        return max((call.largest_given for call in tuple(self._calls)), default=0.0), norms
 
     @property
     def only(self) -> tuple[str, str] | None:
         """The name and the class of the model that is trained, None where there are several."""
-        models = {id(call.model): call.model for call in self._calls}
+        models = {id(call.model): call.model for call in tuple(self._calls)}
         if len(models) != 1:
             return None
         (model,) = models.values()
@@ -139,7 +136,7 @@ class Looking:
 
     @property
     def _all_calls(self) -> list[Call]:
-        return sorted((*self._calls, *self._passed), key=lambda call: call.number)
+        return sorted((*tuple(self._calls), *tuple(self._passed)), key=lambda call: call.number)
 
     def faults(self, scale: float) -> Diagnosis:
         """Returns the first fault of the step in a model, false if there is none.
@@ -199,12 +196,12 @@ class Looking:
 
     def _plan(self, **settings: Any) -> Plan | None:
         for model, loss_fn in self._models(1.0):
-            with self._as_before([call for call in self._calls if call.model is model]):
+            with self._as_before([call for call in tuple(self._calls) if call.model is model]):
                 return plan(model, (), loss_fn, **settings)
         return None
 
     def _ranges(self, model: nn.Module, loss_fn: Callable[..., Tensor]) -> Ranges:
-        with self._as_before([call for call in self._calls if call.model is model]):
+        with self._as_before([call for call in tuple(self._calls) if call.model is model]):
             found = ranges(model, (), loss_fn, optimizer=self._updates.optimizer_of(model))
         return found if math.isfinite(found.entering) else with_changes(found, entering=0.0)
 
@@ -212,16 +209,16 @@ class Looking:
         self, scale: float, *, broken: bool = False
     ) -> Iterator[tuple[nn.Module, Callable[..., Tensor]]]:
         """Yields each model that was called, the one of the most parameters first, and its loss."""
-        models = list({id(call.model): call.model for call in self._calls}.values())
+        models = list({id(call.model): call.model for call in tuple(self._calls)}.values())
         for model in sorted(models, key=_size, reverse=True):
-            calls = [call for call in self._calls if call.model is model]
+            calls = [call for call in tuple(self._calls) if call.model is model]
             with self._apart():
                 yield model, loss_of(calls, _outer(model, scale), broken=broken)
 
     @contextlib.contextmanager
     def _apart(self) -> Iterator[None]:
         """Lets nobody be told of what runs until the block ends."""
-        with quiet(*_EVENTS), self._unseen(), suspended():
+        with quiet(*_EVENTS), self._within.call(), suspended():
             yield
 
     @contextlib.contextmanager
@@ -238,8 +235,8 @@ class Looking:
     def _casts(self, model: nn.Module) -> Iterator[Cast]:
         explanation, copied = Explanation(), twin(model)[0]
         observer = Observer(explanation, _state.below_autocast)
-        with self._unseen(), undrawn(), _state.observed(observer), observer:
-            for call in self._calls:
+        with self._within.call(), undrawn(), _state.observed(observer), observer:
+            for call in tuple(self._calls):
                 if call.model is model:
                     call.again(copied)
         for row in explanation.rows:
@@ -249,17 +246,8 @@ class Looking:
                 source = " ".join(others) or target
                 yield Cast(row.operation, row.module, row.casts, source, target, row.cast_bytes)
 
-    @contextlib.contextmanager
-    def _unseen(self) -> Iterator[None]:
-        """Keeps no calls until the block ends."""
-        self._depth.value += 1
-        try:
-            yield
-        finally:
-            self._depth.value -= 1
-
     def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self._depth.value or in_backward() or not torch.is_grad_enabled():
+        if self._within.holds(module) or in_backward() or not torch.is_grad_enabled():
             return original(module, *args, **kwargs)
         kind: Any = type(module)
         given, trained = tensors_in((args, kwargs)), _is_trained(module)
@@ -268,7 +256,7 @@ class Looking:
         self._names.of(module)
         self._count += 1
         call = Call.of(module, args, kwargs, self._count)
-        with self._unseen():
+        with self._within.call(module):
             output = original(module, *args, **kwargs)
         call.made(given, tensors_in(output))
         (self._calls if trained else self._passed).append(call)

@@ -3,7 +3,7 @@
 import torch
 
 from halfstep import __version__
-from halfstep.core import Machine, Plan, Policy, plan_of, processor, tell_if_stale
+from halfstep.core import Machine, processor
 from halfstep.torch._devices import is_there
 
 
@@ -23,15 +23,3 @@ def machine(device_type: str) -> Machine:
     module = torch.get_device_module(device_type)
     name = module.get_device_name() if hasattr(module, "get_device_name") else device_type
     return Machine(device_type, name, 0, versions)
-
-
-def asked_policy(policy: Policy | Plan | str) -> Policy:
-    """Returns the policy that somebody asks for; one of a plan from elsewhere says so.
-
-    Args:
-        policy: A policy, a plan, or the text of either.
-    """
-    plan = plan_of(policy)
-    if plan is not None:
-        tell_if_stale(plan, machine(plan.machine.device))
-    return Policy.of(policy if plan is None else plan)

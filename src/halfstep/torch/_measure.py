@@ -15,7 +15,6 @@ from halfstep.torch._private import in_backward
 from halfstep.torch._saved import saved_bytes
 from halfstep.torch._watch import watch
 
-_FAST_FLOAT16 = (7, 0)  # the first CUDA devices with tensor cores
 _HOOKS: Any = torch._C._autograd
 # Whose hooks for saved tensors may be put inside of ours without hiding what is to be counted.
 _COUNTED_ANYWAY = ("halfstep.", "torch.utils.checkpoint")
@@ -66,19 +65,14 @@ class Probe:
         return Looking()
 
     def set_policy(self, policy: str) -> None:
-        """Makes every model of this process train under a policy; `float32` changes nothing."""
+        """Makes every model of this process train under a policy; `float32` changes nothing.
+
+        `auto` asks nothing of CUDA before the script starts it: that would fix what the script may
+        still choose, such as the devices it sees.
+        """
         from halfstep.torch import set_global_policy
 
         set_global_policy(policy)
-
-    def choose_policy(self, use: Callable[[str], None]) -> None:
-        """Calls `use` with bfloat16's policy, and with float16's once CUDA is in use and fast.
-
-        CUDA is not asked before the script starts it: that would fix what the script may still
-        choose, such as the devices it sees.
-        """
-        use("mixed_bfloat16")
-        torch.cuda._lazy_call(lambda: use(_suitable_for_cuda()))
 
     def snapshot(self, value: Any) -> Any:
         """Returns a detached copy of a tensor, and anything else as it is.
@@ -182,11 +176,6 @@ def _innermost_hooks() -> Any:
     """Returns what unpacks the tensors that this thread would save now, None for no hooks."""
     hooks = _HOOKS._top_saved_tensors_default_hooks(True)
     return hooks and hooks[1]
-
-
-def _suitable_for_cuda() -> str:
-    fast = torch.version.hip is not None or torch.cuda.get_device_capability() >= _FAST_FLOAT16
-    return "mixed_float16" if fast else "mixed_bfloat16"
 
 
 def _read(tensors: Sequence[torch.Tensor]) -> list[float]:

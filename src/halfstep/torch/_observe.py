@@ -21,27 +21,21 @@ def observe(
 ) -> Observation:
     """Returns the numbers of every operation of a step, forward and backward, and of float32.
 
-    The step runs as it is and in float32, and each tensor is counted on its device. Parameters,
-    gradients, buffers, random numbers and regions stay what they are, and hooks on accumulated
-    gradients do not run. Compiled models run eagerly.
+    The step runs as it is and in float32, and each tensor is counted on its device. What `diagnose`
+    leaves as it is, this does, too.
 
     Args:
-        model: The model, as it trains: prepared, or called inside of autocast by `loss_fn`.
-        batch: What `loss_fn` is called with.
-        loss_fn: Calls the model that it is given with the batch, and returns the loss, on which
-            training calls `backward()`, and it does not.
-        policy: Runs the model as if it had been given to `prepare` with this policy.
-        loss_scale: What multiplies the loss, such as `scaler.get_scale()`. A region has a scale of
-            its own, so it does not go together with a policy that has one.
+        model: The model, as `diagnose` takes it.
+        batch: Likewise.
+        loss_fn: Likewise.
+        policy: Likewise.
+        loss_scale: Likewise.
 
     Returns:
         A row for each tensor that an operation read or wrote.
 
     Raises:
-        UsageError: The model is no module, has parameters that are still to be made, or is a region
-            where there is a policy, too; the loss is not computed of the model, is not one number,
-            or was gone through backward already; its scale is not above zero, or beside that of a
-            policy; autocast is entered around the call.
+        UsageError: It is nothing that `diagnose` takes.
         PolicyError: The policy cannot be read or followed.
 
     Example:

@@ -7,7 +7,7 @@ from torch import nn
 
 from halfstep.core import Plan
 from halfstep.errors import UsageError
-from halfstep.torch._global import global_policy
+from halfstep.torch._global import policy_for
 from halfstep.torch._observing._step import Case
 from halfstep.torch._planning._search import Search
 from halfstep.torch._planning._steps import Trial
@@ -62,7 +62,7 @@ def plan(
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             raise UsageError(f"plan needs {name} above zero, got {value!r}. Write {name}=0.05.")
     case = Case(model, batch, loss_fn, caller="plan")
-    if global_policy().compute_dtype != "float32" or any(map(forward_of, _modules(model))):
+    if policy_for(model).compute_dtype != "float32" or any(map(forward_of, _modules(model))):
         raise UsageError(
             f"plan needs a model that nobody has prepared, in whole or in part, got "
             f"{type(model).__name__} that a region or the global policy lowers. Call remove() on "

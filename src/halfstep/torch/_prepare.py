@@ -1,6 +1,6 @@
 """Makes a model a region: one line."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -47,7 +47,8 @@ def prepare(
             prepared by itself keeps its own policy.
         optimizer: One or several optimizers that train it. They then skip a step whose gradients
             are not finite, and leave parameters, state and step counts as they were.
-        policy: The policy, or its text; or a plan, or the path of its file.
+        policy: The policy, or its text; or a plan, or the path of its file. `auto` is what the
+            device is fast in that the model is on, which is measured if it is not known yet.
         masters: Where float32 masters are. `cast`: parameters stay in float32, and are cast where
             they are used. `split`: parameters become the policy's `param_dtype`, bfloat16 where it
             is float32, and the bits that they lack are kept beside the optimizer, exactly.
@@ -65,7 +66,7 @@ def prepare(
 
     Raises:
         UsageError: The model is not a module, is a region already or trains parameters in half
-            precision; an optimizer is none, or trains nothing in the model.
+            precision; an optimizer is none, or trains nothing in the model, or is missing to widen.
         PolicyError: The policy cannot be read or followed.
 
     Example:
@@ -92,9 +93,9 @@ def prepare(
             "is. Call remove() on what prepare returned first, or attach() to add an optimizer."
         )
     optimizers = checked_optimizers(optimizer, module)
-    chosen = checked_policy(policy)
+    chosen = checked_policy(policy, module)
     settings = checked_masters(masters, chosen, grad_dtype, bucket_bytes)
-    handler = checked_handler(on_overflow, release=release)
+    handler = checked_handler(on_overflow, optimizers, release=release)
     region = Region(module, chosen, fresh(chosen.scale.init(), device_of(module)), handler)
     if settings is None:
         refuse_half(module)
@@ -113,7 +114,9 @@ def prepare(
     return region
 
 
-def checked_handler(on_overflow: Any, *, release: bool) -> Skipping:
+def checked_handler(
+    on_overflow: Any, optimizers: Sequence[Optimizer], *, release: bool
+) -> Skipping:
     """Returns what handles the overflows of a region."""
     if on_overflow not in ("skip", "widen"):
         raise UsageError(
@@ -126,6 +129,12 @@ def checked_handler(on_overflow: Any, *, release: bool) -> Skipping:
         raise UsageError(
             "prepare needs on_overflow='skip' with release=True, got 'widen', which goes through a "
             "step once more, when its gradients are gone. Leave one of them out."
+        )
+    if not optimizers:
+        raise UsageError(
+            "prepare needs an optimizer with on_overflow='widen', got none: what overflows on and "
+            "on shows in the steps that it skips. Write prepare(model, optimizer, "
+            "on_overflow='widen'), and attach() others later."
         )
     return Widening(_search)
 

@@ -56,6 +56,8 @@ if _missing:
 SEES_ATTRIBUTES = torch.__version__ >= "2.13"  # a TorchVersion, which compares numbers
 
 KEY = "AutocastPrivateUse1"
+# By its name, what is said of it hundreds of times a second would take ten times as long.
+_KEY = getattr(torch._C.DispatchKey, KEY)
 _DEVICE_KEYS = {
     "cpu": "AutocastCPU",
     "cuda": "AutocastCUDA",
@@ -70,7 +72,7 @@ _DEVICE_KEYS = {
 
 
 def _all_autocast_keys() -> Any:
-    keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, KEY))
+    keyset = torch._C.DispatchKeySet(_KEY)
     for name in _DEVICE_KEYS.values():
         if hasattr(torch._C.DispatchKey, name):
             keyset = keyset.add(getattr(torch._C.DispatchKey, name))
@@ -78,11 +80,11 @@ def _all_autocast_keys() -> Any:
 
 
 _ALL = _all_autocast_keys()
-_OURS = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, KEY))
+_OURS = torch._C.DispatchKeySet(_KEY)
 _below = torch._C._dispatch_keyset_full_after
 # The lowest of the Autocast keys, and the highest, which is ours.
 BELOW_ALL_AUTOCAST = _below(torch._C.DispatchKey.AutocastCPU)
-BELOW_OURS = _below(getattr(torch._C.DispatchKey, KEY))
+BELOW_OURS = _below(_KEY)
 _Guard = torch._C._ExcludeDispatchKeyGuard
 
 
@@ -105,8 +107,8 @@ def show_region(visible: bool) -> None:
     """Lets this thread's operations reach the kernels of the rules, or hides them again."""
     if visible:
         _open_key()
-    torch._C._dispatch_tls_set_dispatch_key_included(KEY, visible)
-    torch._C._dispatch_tls_set_dispatch_key_excluded(KEY, not visible)
+    torch._C._dispatch_tls_set_dispatch_key_included(_KEY, visible)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, not visible)
 
 
 def is_dispatched(operation: str) -> bool:
@@ -124,12 +126,12 @@ def has_native_kernel(operation: str, device_type: str) -> bool:
 
 def region_is_covered() -> bool:
     """Returns whether the kernels of the rules are hidden for a while."""
-    return torch._C._dispatch_tls_is_dispatch_key_excluded(KEY)
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY)
 
 
 def cover_region(covered: bool) -> None:
     """Hides the kernels of the rules for a while, or uncovers what PyTorch has hidden."""
-    torch._C._dispatch_tls_set_dispatch_key_excluded(KEY, covered)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, covered)
 
 
 def never_compile(function: Any, *, callees: bool = False) -> None:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from halfstep.core import Policy, Rule, ScaleState
 from halfstep.errors import NonFiniteError, UsageError
-from halfstep.torch._autocast import settings_of
+from halfstep.torch._autocast import settings_by_device
 from halfstep.torch._dtypes import compute_dtype
 from halfstep.torch._lost import LostUpdates, counted
 from halfstep.torch._master import attach_masters, make_half, refuse_fed
@@ -38,7 +38,6 @@ from halfstep.torch._regions._unused import warn_of_no_use
 from halfstep.torch._regions._widening import Skipping, with_rules
 from halfstep.torch._scaling._gradients import ParameterNames
 from halfstep.torch._scaling._steps import NOT_YET, History, StepRecord, advice
-from halfstep.torch._tracing import constant
 
 _OVERFLOW = "gradients were not finite"
 
@@ -96,8 +95,7 @@ class Region(Clipping):
         """Runs by the policy that was asked for, with some rules on top."""
         self._widened = widened
         self._policy = policy = with_rules(self._asked, widened)
-        # A function of a constant, which every tracer can run.
-        self._settings = constant(lambda device_type: settings_of(policy, device_type))
+        self._settings = settings_by_device(policy)
         # Whether it matters in which module an operation runs.
         self._located = any(edit.where for edit in policy.rules.edits)
 

@@ -115,7 +115,9 @@ class GradScaler(Surface, torch.amp.GradScaler):
         max_consecutive_skips: int | None = None,
         named_parameters: nn.Module | Iterable[tuple[str, Tensor]] | None = None,
     ) -> None:
+        self._device = device_type(device)
         rule, scaled = loss_scale(
+            self._device,
             enabled,
             init_scale=init_scale,
             growth_factor=growth_factor,
@@ -125,7 +127,6 @@ class GradScaler(Surface, torch.amp.GradScaler):
             max_scale=max_scale,
             hysteresis=hysteresis,
         )
-        self._device = device_type(device)
         self._cell = ScaleCell(rule)
         self._way = _WAYS[scaled]
         self._names = ParameterNames(named_parameters)

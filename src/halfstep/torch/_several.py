@@ -1,15 +1,12 @@
 """What was found in the models of a step, as one."""
 
-import re
 from dataclasses import replace
 
 from torch import nn
 
-from halfstep.core import Diagnosis, Fault, Ranges
+from halfstep.core import Change, Diagnosis, Fault, Ranges, Rule, written
 from halfstep.torch._engine._paths import _unwrapped
 from halfstep.torch._observing._named import below
-
-_SELECTS = re.compile(r"(?m)^rules = .*where=.*$")
 
 
 def named(model: nn.Module, name: str, found: Diagnosis) -> Diagnosis:
@@ -24,16 +21,25 @@ def named(model: nn.Module, name: str, found: Diagnosis) -> Diagnosis:
 
     def of(fault: Fault) -> Fault:
         path = "" if fault.module == kind else fault.module
-        return replace(fault, module=below(name, path), remedy=_meant(name, fault.remedy))
+        changes = tuple(_meant(name, each) for each in fault.changes)
+        remedy = written(changes) if changes else fault.remedy
+        return replace(fault, module=below(name, path), remedy=remedy, changes=changes)
 
     return replace(found, faults=tuple(map(of, found.faults)))
 
 
-def _meant(name: str, remedy: str) -> str:
-    """Returns a remedy that says which model it is for."""
+def _meant(name: str, change: Change) -> Change:
+    """Returns a change that says which model it is for."""
+    use = change.use
     if name.isidentifier():
-        remedy = remedy.replace("prepare(model,", f"prepare({name},")
-    return _SELECTS.sub(lambda line: f"{line[0]}  # in {name}", remedy)
+        use = use.replace("prepare(model,", f"prepare({name},")
+    return replace(change, use=use, rules=tuple(_of_model(name, each) for each in change.rules))
+
+
+def _of_model(name: str, rule: Rule) -> Rule:
+    """Returns a rule whose reason says in which model the path of the rule is."""
+    reason = f"{rule.reason.removesuffix('.')} in {name}."
+    return replace(rule, reason=reason) if rule.where else rule
 
 
 def together(found: dict[str, Ranges]) -> Ranges:

@@ -2,8 +2,10 @@
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.fx
@@ -15,6 +17,9 @@ _ACCESS = re.compile(r"\.(\w+)|\['(\w+)'\]|\[(\d+)\]")
 _NOISE = {"_modules", "_orig_mod", "_parameters", "_buffers"}
 
 
+# What the code of a graph says its file is.
+_GENERATED = "<eval_with_key>"
+_LINES: WeakKeyDictionary[torch.fx.GraphModule, dict[int, list[str]]] = WeakKeyDictionary()
 _in_graph: list[Callable[..., None]] = []
 
 
@@ -54,12 +59,43 @@ def is_tracing() -> bool:
 def traced_modules() -> list[str]:
     """Returns the paths of the modules being traced, the outermost first, as the graph sees them.
 
-    While a graph is captured the translator knows them; while it is lowered the node does.
+    While a graph is captured the translator knows them; while it is lowered the node does, and so
+    it does where a backend runs the graph as it is.
     """
     translator = _translator()
     stack = translator.nn_module_stack if translator else None
-    stack = stack or fx_traceback.get_current_meta().get("nn_module_stack") or {}
-    return [parse_source(source) for source, *_ in stack.values()]
+    stack = stack or fx_traceback.get_current_meta().get("nn_module_stack")
+    return _parsed(stack) if stack else _running_modules()
+
+
+def _parsed(stack: Mapping[str, Any] | None) -> list[str]:
+    return [parse_source(source) for source, *_ in (stack or {}).values()]
+
+
+def _running_modules() -> list[str]:
+    """Returns the modules of the line of a graph that has called what runs, none without a graph.
+
+    Of what a graph calls, nothing runs modules: it is the innermost frame that is not ours.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("halfstep."):
+        frame = frame.f_back
+    if frame is None or not frame.f_code.co_filename.startswith(_GENERATED):
+        return []
+    graph = frame.f_locals.get("self")
+    if not isinstance(graph, torch.fx.GraphModule):
+        return []
+    if graph not in _LINES:
+        _LINES[graph] = dict(_modules_by_line(graph))
+    return _LINES[graph].get(frame.f_lineno, [])
+
+
+def _modules_by_line(graph: torch.fx.GraphModule) -> Iterator[tuple[int, list[str]]]:
+    nodes: list[Any] = list(graph.graph.nodes)
+    for line, place in (getattr(graph, "_lineno_map", None) or {}).items():
+        if place is not None:
+            modules = _parsed(nodes[place].meta.get("nn_module_stack"))
+            yield line + getattr(graph, "_prologue_start", 0), modules
 
 
 def when_abandoned(callback: Callable[[], None]) -> None:

@@ -11,12 +11,13 @@ from torch.nn.parameter import is_lazy
 
 from halfstep.core import Policy, policy_words, quiet
 from halfstep.errors import UsageError
+from halfstep.torch._auto import asked_policy, settled
 from halfstep.torch._engine._state import entered, on_trial
-from halfstep.torch._global import global_policy, is_fit
+from halfstep.torch._global import is_fit, policy_for
 from halfstep.torch._observing._step import Case
 from halfstep.torch._prepare import prepare
 from halfstep.torch._private import autocast_devices
-from halfstep.torch._regions._forward import forward_of
+from halfstep.torch._regions._forward import device_of, forward_of
 
 Found = TypeVar("Found")
 
@@ -47,7 +48,7 @@ def _under(case: Case, policy: Policy | str | None) -> Iterator[None]:
     """Makes a model a region until the block ends."""
     model = case.model
     prepared = any(forward_of(each) for each in model.modules())
-    everywhere = global_policy()
+    everywhere = policy_for(model)
     as_it_is = prepared or everywhere.compute_dtype == "float32" or not is_fit(model)
     if policy is None and as_it_is:
         yield
@@ -67,8 +68,10 @@ def _under(case: Case, policy: Policy | str | None) -> Iterator[None]:
 
 
 def _refuse_two_scales(case: Case, policy: Policy | str | None) -> None:
-    chosen = None if policy is None else Policy.of(policy)
-    if chosen is not None and chosen.scale.kind != "none" and case.loss_scale != 1.0:
+    if policy is None:
+        return
+    chosen = settled(asked_policy(policy), device_of(case.model), case.model)
+    if chosen.scale.kind != "none" and case.loss_scale != 1.0:
         scaled = policy_words(chosen.with_(scale=f"static({float(case.loss_scale)!r})"))
         raise UsageError(
             f"{case.caller} needs either policy= or loss_scale=, got policy={str(policy)!r} and "

@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from halfstep.core import Diagnosis, Exponents, Fault, Format, Moment, complete
+from halfstep.core import Change, Diagnosis, Exponents, Fault, Format, Moment, written
 from halfstep.torch._dtypes import HALF, name_of
 from halfstep.torch._masters._kept import master_of
 from halfstep.torch._patches import Undo
@@ -108,7 +108,7 @@ class Updates:
             _of_update(each, *self._breaking(known.get(each.parameter))) for each in found.faults
         ]
         # What to write is told once.
-        later = [replace(each, note="", remedy="") for each in faults[1:]]
+        later = [replace(each, note="", remedy="", changes=()) for each in faults[1:]]
         return replace(found, faults=(*faults[:1], *later))
 
     def _breaking(self, parameter: Tensor | None) -> tuple[Tensor | None, Optimizer | None, bool]:
@@ -155,10 +155,10 @@ def _of_update(
         return fault
     options = {name: _option(optimizer, parameter, name) for name in _TOLD}
     given = ", ".join(f"{name}={value:g}" for name, value in options.items() if value is not None)
-    note, remedy = _explained(parameter, options["eps"], finite)
+    note, changes = _explained(parameter, options["eps"], finite)
     step = f"a step of {type(optimizer).__name__} ({given})"
     told = replace(fault, operation="update", in_float32=False)
-    return replace(told, source=step, note=note, remedy=remedy)
+    return replace(told, source=step, note=note, changes=changes, remedy=written(changes))
 
 
 def _option(optimizer: Optimizer, parameter: Tensor, name: str) -> float | None:
@@ -168,13 +168,15 @@ def _option(optimizer: Optimizer, parameter: Tensor, name: str) -> float | None:
     return None if value is None else float(value)
 
 
-def _explained(parameter: Tensor, eps: float | None, finite: bool) -> tuple[str, str]:
+def _explained(
+    parameter: Tensor, eps: float | None, finite: bool
+) -> tuple[str, tuple[Change, ...]]:
     """Returns why a step made something that is not finite, and what to write."""
     dtype = name_of(parameter.dtype)
     is_low = parameter.dtype in HALF and master_of(parameter) is None
-    masters = complete(_MASTERS) if is_low else ""
+    masters = (Change(_MASTERS, "parameters"),) if is_low else ()
     if not finite:
-        return _BROKEN, ""
+        return _BROKEN, ()
     if is_low and eps is not None and Moment("", dtype, eps, Exponents()).eps_vanishes:
         instead = 10.0 ** math.ceil(math.log10(Format.named(dtype).min_normal))
         return _EPS.format(eps=eps, dtype=dtype, instead=instead), masters

@@ -39,6 +39,11 @@ def run_equation(equation: Any, arrays: Sequence[Any], dtype: Any) -> list[Any]:
     )
 
 
+def run_part(equation: Any, arrays: Sequence[Any], **changes: Any) -> list[Any]:
+    """Returns what an equation gives in its own formats, with some of its parameters changed."""
+    return bind(equation, list(map(_declared, equation.invars, arrays)), **changes)
+
+
 def _scattered(equation: Any, arrays: Sequence[Any]) -> Any:
     params = {key: given for key, given in equation.params.items() if key[:7] != "update_"}
     return getattr(lax, plain_name(equation.primitive.name))(*arrays, **params)

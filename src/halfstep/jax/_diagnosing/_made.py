@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halfstep.jax._diagnosing._numbers import Numbers, numbers
+from halfstep.jax._diagnosing._written import Written
 
 
 @dataclass(frozen=True, eq=False)
@@ -12,7 +13,8 @@ class Made:
 
     Args:
         path: The scope of the equation, or the name of the argument.
-        operation: The primitive; "cast" for a change of dtype, "data" for an argument.
+        operation: The primitive; "cast" for a change of dtype or a number that was written,
+            "data" for an argument.
         backward: Whether it was made on the way back.
         source: The line that somebody wrote.
         held: The numbers.
@@ -20,6 +22,11 @@ class Made:
         region: Whether it was made in a function that `autocast` made.
         scale: What gradients are brought to there, 0.0 for none.
         meant: Whether somebody wrote it down, or a run forward made it and took it back.
+        of: What was cast, if it has a name: an argument, or a number that was written.
+        written: That number.
+        held_by: What of the function holds it: "constant" or "input"; empty for a result.
+        divisor: The number that was divided by, if it was written and has become 0.
+        turn: In which turn of which loops it was made, in words.
     """
 
     path: str
@@ -31,11 +38,17 @@ class Made:
     region: bool = False
     scale: float = 0.0
     meant: bool = False
+    of: str = ""
+    written: Written | None = None
+    held_by: str = ""
+    divisor: Written | None = None
+    turn: str = ""
 
     @property
     def key(self) -> tuple[str, str, str]:
         """What is the same in a run of the program in other formats."""
-        return self.path, self.operation, self.source
+        word = f"{self.operation} of {self.of}" if self.written else self.operation
+        return self.path, word, self.source
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,17 +60,33 @@ class Value:
         numbers: Its numbers, where it is not finite.
         origins: What made it so.
         varies: Whether it was computed of the arguments.
+        name: What it is called, where it is a part of an argument.
+        wide: Whether it is in float32 where the program has a lower format.
+        maker: What made it, and whether on the way back, if that was no operation of halfstep.
+        constant: Whether it stands in the program.
+        written: What was written, where its format cannot hold that.
     """
 
     array: Any
     numbers: Numbers | None = None
     origins: frozenset[Made] = frozenset()
     varies: bool = False
+    name: str = ""
+    wide: bool = False
+    maker: tuple[tuple[str, str, str], bool] | None = None
+    constant: bool = False
+    written: Written | None = None
 
 
-def value(array: Any, origins: frozenset[Made] = frozenset(), *, varies: bool = False) -> Value:
-    """Returns a value with the origins of what is not finite in it."""
+def value(array: Any, origins: frozenset[Made] = frozenset(), **known: Any) -> Value:
+    """Returns a value with the origins of what is not finite in it.
+
+    Args:
+        array: The value.
+        origins: What made it so, if it is.
+        known: What else there is to know of it.
+    """
     held = numbers(array)
     if held is None or held.finite:
-        return Value(array, varies=varies)
-    return Value(array, held, origins, varies)
+        return Value(array, origins=frozenset() if held else origins, **known)
+    return Value(array, held, origins, **known)

@@ -1,7 +1,7 @@
 """The programs that are looked at: a function forward, and with its gradient."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -13,9 +13,12 @@ from halfstep.errors import UsageError
 from halfstep.jax import _modules, _tracing
 from halfstep.jax._arguments import ROOTS, is_real, traced
 from halfstep.jax._autocast import is_cast, parts
+from halfstep.jax._diagnosing._assigned import assigned
 from halfstep.jax._diagnosing._made import Made, Value, value
 from halfstep.jax._diagnosing._numbers import is_inexact, largest, numbers
-from halfstep.jax._diagnosing._run import Place, Run
+from halfstep.jax._diagnosing._place import Place
+from halfstep.jax._diagnosing._run import Run
+from halfstep.jax._diagnosing._written import Written, names_of, written_in
 from halfstep.jax._private import eval_jaxpr, is_of_gradient, sub_jaxprs
 
 
@@ -30,6 +33,8 @@ class Program:
         cast: Whether `autocast` made the function.
         way_back: Whether it holds the gradient as well.
         moved: The names of what that is with regard to; the gradients are the last results.
+        constants: What each constant is called.
+        written: The numbers that were written in it and that it cannot hold.
     """
 
     closed: Any
@@ -38,6 +43,8 @@ class Program:
     cast: bool
     way_back: bool = False
     moved: tuple[str, ...] = ()
+    constants: dict[int, str] = field(default_factory=dict)
+    written: tuple[Written, ...] = ()
 
     @property
     def goes_back(self) -> bool:
@@ -47,12 +54,12 @@ class Program:
 
 def run(program: Program, **options: Any) -> Run:
     """Runs a program; the options are those of a run."""
-    done = Run(way_back=program.way_back, **options)
+    done = Run(way_back=program.way_back, written=program.written, **options)
     with jax.debug_nans(False), jax.debug_infs(False), np.errstate(all="ignore"):
         pairs = zip(program.operands, program.names, strict=True)
         operands = [replace(_operand(done, *pair), varies=True) for pair in pairs]
         consts = [
-            _operand(done, array, f"constants[{index}]")
+            _constant(done, array, program.constants.get(id(array), f"constants[{index}]"))
             for index, array in enumerate(program.closed.consts)
         ]
         done.results = done.program(program.closed.jaxpr, consts, operands, Place())
@@ -73,15 +80,20 @@ def is_loss_scale(array: Any, name: str, known: float = 0.0) -> bool:
     return named or (known not in (0.0, 1.0) and is_inexact(array.dtype) and array == known)
 
 
-def _operand(done: Run, array: Any, name: str) -> Value:
+def _constant(done: Run, array: Any, name: str) -> Value:
+    known = done.constant(array, Place(), "" if "[" in name else name, anywhere=True)
+    return known if known.written else _operand(done, array, name, "constant")
+
+
+def _operand(done: Run, array: Any, name: str, kind: str = "input") -> Value:
     if done.loss_rescaled != 1.0 and is_loss_scale(array, name, done.loss_scale):
         array = array * done.loss_rescaled
     held = numbers(array)
     if held is None or held.finite:
-        return Value(array)
+        return Value(array, name=name)
     # What a mask of -inf in the data makes of a gradient is not the fault of the data.
     meant = (name, "data", "") in done.known and held.kind == "inf"
-    made = Made(name, "data", False, "", held, largest([held]), meant=meant)
+    made = Made(name, "data", False, "", held, largest([held]), meant=meant, held_by=kind)
     done.made.append(made)
     return value(array, frozenset((made,)))
 
@@ -93,7 +105,17 @@ def forward(function: Callable[..., Any], args: Any, kwargs: Any) -> Program:
     with _tracing.inside():
         program = traced(called, ((*owner, *args), kwargs), is_real)
     names = _names(((*owner, *args), kwargs), len(owner))
-    return Program(program.closed, tuple(program.operands), names, is_cast(function))
+    closed = program.closed
+    pairs = zip(closed.consts, names_of(called, closed.consts), strict=True)
+    constants = {id(each): name for each, name in pairs if name}
+    operands = tuple(program.operands)
+    return Program(closed, operands, names, is_cast(function), constants=constants)
+
+
+def written_of(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Written, ...]:
+    """Returns the numbers that were written in a function and that its formats cannot hold."""
+    traced_now = written_in(lambda: forward(function, args, kwargs).closed)
+    return *traced_now, *assigned(parts(function)[0])
 
 
 def _as_array(leaf: Any) -> Any:

@@ -1,7 +1,7 @@
 """Runs a program equation by equation on values, and notes where inf and NaN are made."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,9 +10,11 @@ from jax import numpy as jnp
 from halfstep.jax._diagnosing._formats import run_equation
 from halfstep.jax._diagnosing._made import Made, Value, value
 from halfstep.jax._diagnosing._numbers import Numbers, is_inexact, largest, numbers
-from halfstep.jax._interpret import REGION
-from halfstep.jax._ops import plain_name
-from halfstep.jax._private import Literal, is_of_gradient, scope, source
+from halfstep.jax._diagnosing._place import Place
+from halfstep.jax._diagnosing._written import Written, found, is_low
+from halfstep.jax._interpret import FLOAT32
+from halfstep.jax._ops import BOUNDING, RESHAPING, plain_name
+from halfstep.jax._private import Literal, is_ours
 
 Key: TypeAlias = tuple[str, str, str]
 Handler: TypeAlias = "Callable[[Run, Any, list[Value], Place], list[Value]]"
@@ -20,32 +22,9 @@ Handler: TypeAlias = "Callable[[Run, Any, list[Value], Place], list[Value]]"
 # Who runs the equations that hold other programs, by the name of the primitive.
 HANDLERS: dict[str, Handler] = {}
 _WORDS = {"convert_element_type": "cast"}
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where in a program an equation stands.
-
-    Args:
-        path: The dotted path of the scopes around it.
-        backward: Whether what is around it is on the way back.
-        region: Whether it is in a function that `autocast` made.
-        line: The line that it came from, or else what is around it.
-        scale: What gradients are brought to in the region around it, 0.0 for none.
-    """
-
-    path: str = ""
-    backward: bool = False
-    region: bool = False
-    line: str = ""
-    scale: float = 0.0
-
-    def inside(self, equation: Any) -> "Place":
-        """Returns the place of what stands in an equation."""
-        path = ".".join(filter(None, (self.path, scope(equation))))
-        region = self.region or equation.params.get("name") == REGION
-        backward = self.backward or is_of_gradient(equation)
-        return Place(path, backward, region, source(equation) or self.line, self.scale)
+# What is still the same argument behind them.
+_SAME = frozenset((*RESHAPING, "convert_element_type", "slice", "dynamic_slice", "rev"))
+_FROM_BITS = "bitcast_convert_type"
 
 
 @dataclass
@@ -59,6 +38,10 @@ class Run:
         rescaled: What the scales of regions are multiplied by.
         loss_scale: The loss scale, 0.0 where it is known by its name only.
         loss_rescaled: What that is multiplied by.
+        written: The numbers that were written in the program and that it cannot hold.
+        instead: What takes the place of some of these, by their keys.
+        widened: Which operations run in float32, and so does what is computed of their results.
+        entered: In which scope what comes in is in float32, and so is what is computed of it.
         way_back: Whether what is not known belongs to the way back.
         line: Of which line the operands of operations are kept.
         look: Who is shown what each operation gives.
@@ -75,6 +58,10 @@ class Run:
     rescaled: float = 1.0
     loss_scale: float = 0.0
     loss_rescaled: float = 1.0
+    written: tuple[Written, ...] = ()
+    instead: Mapping[Hashable, Any] = field(default_factory=dict)
+    widened: frozenset[Key] = frozenset()
+    entered: str = ""
     way_back: bool = False
     line: str = ""
     look: Callable[[Any, Place, list[Any]], None] | None = None
@@ -100,78 +87,187 @@ class Run:
         """Returns what a program gives."""
         values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *operands), strict=True))
 
-        def read(atom: Any) -> Value:
-            return _literal(atom) if isinstance(atom, Literal) else values[atom]
+        def read(atom: Any, equation: Any = None) -> Value:
+            return self._literal(atom, place, equation) if _is_literal(atom) else values[atom]
 
         for equation in jaxpr.eqns:
             handler = HANDLERS.get(plain_name(equation.primitive.name), Run.operation)
-            results = handler(self, equation, [read(atom) for atom in equation.invars], place)
+            given = [read(atom, equation) for atom in equation.invars]
+            results = handler(self, equation, given, place)
             values.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
     def closed(self, closed: Any, operands: Sequence[Value], place: Place) -> list[Value]:
         """Returns what a closed program gives."""
-        return self.program(closed.jaxpr, list(map(value, closed.consts)), operands, place)
+        consts = [self.constant(each, place, anywhere=True) for each in closed.consts]
+        return self.program(closed.jaxpr, consts, operands, place)
+
+    def _literal(self, atom: Any, place: Place, equation: Any) -> Value:
+        dtype = getattr(atom.aval, "dtype", None)
+        if dtype is None:
+            return value(atom.val)
+        here = place if equation is None or not self.written else place.inside(equation)
+        return self.constant(np.asarray(atom.val, dtype), here)
+
+    def constant(self, array: Any, here: Place, name: str = "", *, anywhere: bool = False) -> Value:
+        """Returns a constant, as it was written where its format cannot hold it.
+
+        Args:
+            array: The constant.
+            here: Where it is used.
+            name: What it is called.
+            anywhere: Whether it may have been written on another line.
+        """
+        held = numbers(array) if self.written else None
+        if held is not None:
+            known = found(self.written, held.values, here.line, anywhere=anywhere)
+            if known is not None:
+                return self._as_written(known, held, here, name)
+        return value(array, constant=True)
+
+    def _as_written(self, known: Written, held: Numbers, here: Place, name: str = "") -> Value:
+        form = self.formats(here.path)
+        instead = self.instead.get(known.key, None if form is None else known.numbers)
+        if instead is None:
+            return value(held.values, self._lost(known, held, here, name), written=known)
+        dtype = getattr(instead, "dtype", held.values.dtype) if form is None else form
+        cast = np.broadcast_to(np.asarray(instead, dtype), held.shape)
+        return value(cast, wide=form is None and dtype == FLOAT32, written=known)
+
+    def _cast(self, equation: Any, operands: list[Value], here: Place) -> Value | None:
+        """Returns a number that stands in the program in its format, if that cannot hold it."""
+        (operand,) = operands
+        source, to = numbers(operand.array), equation.params["new_dtype"]
+        if not operand.constant or here.backward or source is None or not source.is_real:
+            return None
+        known = Written(source.values.astype(np.float64), here.line, here.line)
+        with np.errstate(all="ignore"):
+            held = numbers(source.values.astype(to))
+        lost = held is not None and is_low(held.values) and known.becomes(held.values)
+        return self._as_written(known, held, here) if held and lost else None
+
+    def _lost(self, known: Written, held: Numbers, here: Place, name: str) -> frozenset[Made]:
+        """Takes note of a number that its format cannot hold, unless it has become 0."""
+        if held.finite:
+            return frozenset()
+        made = Made(
+            here.path,
+            "cast",
+            backward=False,
+            source=here.line or known.source,
+            held=held,
+            largest=float(np.abs(known.numbers).max()),
+            region=here.region,
+            meant=held.only_minus_inf,
+            of=name or known.text,
+            written=known,
+            held_by="constant",
+            turn=here.turn,
+        )
+        self.made.append(made)
+        return frozenset((made,))
 
     def operation(self, equation: Any, operands: list[Value], place: Place) -> list[Value]:
         """Runs an equation as a whole and takes note of what it makes."""
         here = place.inside(equation)
+        is_cast = equation.primitive.name == "convert_element_type"
+        written = self._cast(equation, operands, here) if is_cast else None
+        return self._operation(equation, operands, here) if written is None else [written]
+
+    def _operation(self, equation: Any, operands: list[Value], here: Place) -> list[Value]:
         arrays = [each.array for each in operands]
         if self.line and here.line == self.line:
             self.operands.append((plain_name(equation.primitive.name), arrays))
-        out = run_equation(equation, arrays, self.formats(here.path))
+        key, dtype = _key(equation, here), self.formats(here.path)
+        wide = dtype is None and self._is_wide(key, operands)
+        out = run_equation(equation, arrays, FLOAT32 if wide else dtype)
         if self.look is not None:
             self.look(equation, here, out)
-        if _key(equation, here) in self.mended:
+        if key in self.mended:
             out = [_mended(each) for each in out]
-        went_in = _chosen(operands) if equation.primitive.name == "select_n" else operands
-        bad = [each for each in went_in if each.numbers is not None]
         held = next((each.numbers for each in map(value, out) if each.numbers), None)
-        varies, origins = any(each.varies for each in operands), frozenset[Made]()
+        origins = self._origins_of(equation, operands, held, here)
+        varies = any(each.varies for each in operands)
+        known = {"varies": varies, "wide": wide, "maker": _maker(equation, operands, here)}
+        name = operands[0].name if operands and plain_name(equation.primitive.name) in _SAME else ""
+        return [value(each, origins, name=name, **known) for each in out]
+
+    def _is_wide(self, key: Key, operands: list[Value]) -> bool:
+        inside = bool(self.entered) and f"{key[0]}.".startswith(f"{self.entered}.")
+        enters = inside and any(is_low(each.array) for each in operands)
+        return enters or key in self.widened or any(each.wide for each in operands)
+
+    def _origins_of(
+        self, equation: Any, operands: list[Value], held: Numbers | None, here: Place
+    ) -> frozenset[Made]:
+        """Returns where what an operation gave comes from, if it is not finite or may hide it."""
+        name = equation.primitive.name
+        went_in = _chosen(operands) if name == "select_n" else operands
+        # Bits are integers, which keep what they are the bits of.
+        bad = [each for each in went_in if each.numbers or (name == _FROM_BITS and each.origins)]
         if held is None:
             self._hide(equation, bad)
-        else:
-            mask = not varies and held.only_minus_inf
-            origins = self._origins(equation, operands, bad, held, here, mask=mask)
-        return [value(each, origins, varies=varies) for each in out]
+            return frozenset(made for each in operands for made in each.origins)
+        return self._origins(equation, operands, bad, held, here)
 
     def _hide(self, equation: Any, bad: list[Value]) -> None:
+        bounds = plain_name(equation.primitive.name) in BOUNDING
         if any(
             is_inexact(var.aval.dtype) for var in equation.outvars if hasattr(var.aval, "dtype")
         ):
-            self.hidden.update(made for each in bad for made in each.origins)
+            self.hidden.update(
+                made
+                for each in bad
+                for made in each.origins
+                if not (bounds and made.held_by == "constant")
+            )
 
     def _origins(
-        self,
-        equation: Any,
-        operands: list[Value],
-        bad: list[Value],
-        held: Numbers,
-        here: Place,
-        *,
-        mask: bool,
+        self, equation: Any, operands: list[Value], bad: list[Value], held: Numbers, here: Place
     ) -> frozenset[Made]:
         before = frozenset(made for each in bad for made in each.origins)
         new_nan = "nan" in held.kind and not any(
-            "nan" in each.numbers.kind for each in bad if each.numbers
+            each.numbers is None or "nan" in each.numbers.kind for each in bad
         )
         if not all(made.meant for made in before) or (before and not new_nan):
             return before
-        key = _key(equation, here)
+        written = [each for each in before if each.written]
+        mask = held.only_minus_inf and not any(each.varies for each in operands)
+        made = (
+            replace(written[0], meant=False)
+            if written
+            else self._made(
+                equation, operands, held, here, meant=mask or (bool(bad) and not new_nan)
+            )
+        )
+        self.made.append(made)
+        return frozenset((made,))
+
+    def _made(
+        self, equation: Any, operands: list[Value], held: Numbers, here: Place, *, meant: bool
+    ) -> Made:
+        key, backward = _maker(equation, operands, here)
         went_in = [held for held in (numbers(each.array) for each in operands) if held]
-        meant = mask or key in self.known or (bool(bad) and not new_nan)
-        made = Made(
+        name = operands[0].name if operands and key[1] == "cast" else ""
+        divisor = operands[1].written if key[1] == "div" else None
+        return Made(
             *key[:2],
-            backward=here.backward or (self.way_back and key not in self.known),
+            backward=backward or (self.way_back and key not in self.known),
             source=key[2],
             held=held,
             largest=largest(went_in),
             region=here.region,
             scale=here.scale,
-            meant=meant,
+            meant=meant or key in self.known,
+            of=name,
+            held_by="input" if name else "",
+            divisor=divisor,
+            turn=here.turn,
         )
-        self.made.append(made)
-        return frozenset((made,))
+
+
+def _is_literal(atom: Any) -> bool:
+    return isinstance(atom, Literal)
 
 
 def _key(equation: Any, here: Place) -> Key:
@@ -179,9 +275,11 @@ def _key(equation: Any, here: Place) -> Key:
     return here.path, _WORDS.get(name, name), here.line
 
 
-def _literal(atom: Any) -> Value:
-    dtype = getattr(atom.aval, "dtype", None)
-    return value(atom.val if dtype is None else np.asarray(atom.val, dtype))
+def _maker(equation: Any, operands: list[Value], here: Place) -> tuple[Key, bool]:
+    """Returns what somebody else than halfstep did last, and whether on the way back."""
+    before = (each.maker for each in operands if each.maker is not None)
+    own = _key(equation, here), here.backward
+    return next(before, own) if is_ours(equation) else own
 
 
 def _mended(array: Any) -> Any:

@@ -1,6 +1,8 @@
 """Which of what was made is a fault."""
 
-from halfstep.core import Fault
+from collections.abc import Iterator
+
+from halfstep.core import Fault, Format
 from halfstep.jax._diagnosing._made import Made
 from halfstep.jax._diagnosing._run import Key, Run
 
@@ -56,13 +58,31 @@ def told(made: Made, name: str, in_float32: Run, remedy: str) -> Fault:
         dtype=made.held.dtype,
         shape=made.held.shape,
         largest=made.largest,
-        in_float32=made.key in keys_of(in_float32),
+        in_float32=made.key in keys_of(in_float32) and not _is_lost(made),
         remedy=remedy,
         source=made.source,
+        parameter=made.of,
+        note="; ".join(_notes(made)),
     )
 
 
+def _is_lost(made: Made) -> bool:
+    """Returns whether a constant was too large before the function ran."""
+    return made.held_by == "constant" and _is_low(made)
+
+
+def _notes(made: Made) -> Iterator[str]:
+    if made.turn:
+        yield f"in {made.turn} of its loop"
+    if _is_lost(made) and made.written is None:
+        yield f"{made.held.dtype} ends at {_end(made):g}, and larger numbers become inf in it"
+
+
+def _end(made: Made) -> float:
+    return Format.named(made.held.dtype).max
+
+
 def _role(made: Made) -> str:
-    if made.operation == "data":
-        return "input"
+    if made.held_by:
+        return made.held_by
     return "grad_input" if made.backward else "output"

@@ -14,6 +14,7 @@ from halfstep.jax._rarely import only_if
 from halfstep.jax._scale import AnyLossScale, DynamicLossScale, Rule
 from halfstep.jax._scale import loss_scale as scale_of
 from halfstep.jax._transformations._installed import checked_inner, optax_for
+from halfstep.jax._transformations._matching import check_state, check_updates, refused
 
 # No limit: more than any counter reaches.
 _MOST = 2**31 - 1
@@ -77,7 +78,8 @@ def apply_if_finite(
 
     Raises:
         MissingExtraError: If optax is not installed.
-        UsageError: If the number of errors is not positive, or `inner` is no transformation.
+        UsageError: If the number of errors is not positive, or `inner` is no transformation; from
+            its update, if the gradients are not like the parameters, or the state is another one.
         ScaleError: If the scale could destroy a run.
 
     Example:
@@ -110,13 +112,21 @@ def apply_if_finite(
         )
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
+        check_state("apply_if_finite", state, ApplyIfFiniteState)
+        check_updates("apply_if_finite", updates, params, state.nonfinite.shape[-1])
+
         def true() -> Any:
             # Once in each branch as well, because compilers do not look into these.
             return state.loss_scale.unscale(updates)
 
         def take() -> Any:
             safe = _finite_only(finite, true())
-            taken, inner_state = inner.update(safe, state.inner_state, params, **extra_args)
+            try:
+                taken, inner_state = inner.update(safe, state.inner_state, params, **extra_args)
+            except (TypeError, ValueError) as error:
+                if params is not None:
+                    raise
+                raise refused("apply_if_finite", updates, error) from error
             inner_state = jax.tree.map(_in_dtype_of, inner_state, state.inner_state)
             return taken, inner_state, state.nonfinite
 

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch.library import Library
@@ -31,6 +31,9 @@ class Kernels:
         self._installed: dict[str, Library] = {}
         self._passing: set[str] = set()
         self._held: Counter[str] = Counter()
+        # What was held last, and how often again since: a region is entered again and again.
+        self._last: tuple[Operation, ...] = ()
+        self._again = 0
         self._lock = threading.Lock()
 
     def install(self, operations: Iterable[Operation]) -> None:
@@ -40,7 +43,7 @@ class Kernels:
                 self._add(operation)
                 self._passing.discard(operation.name)
 
-    def hold(self, operations: Sequence[Operation]) -> None:
+    def hold(self, operations: tuple[Operation, ...]) -> None:
         """Installs kernels until nobody holds them; each `hold` needs its `let_go`.
 
         What nobody holds is removed by the next one who holds something else, so that a region that
@@ -49,18 +52,36 @@ class Kernels:
         if not operations and not self._held:
             return
         with self._lock:
-            for operation in operations:
-                if self._add(operation) or operation.name in self._passing:
-                    self._held[operation.name] = 0
-                self._passing.discard(operation.name)
-            idle = [name for name, holders in self._held.items() if not holders]
-            for name in set(idle).difference(each.name for each in operations):
-                self._remove(name)
-            self._held.update(each.name for each in operations if each.name in self._held)
+            if operations and operations is self._last:
+                self._again += 1
+            else:
+                self._count_again()
+                self._hold_others(operations)
+                self._last = operations
 
-    def let_go(self, operations: Sequence[Operation]) -> None:
+    def _hold_others(self, operations: tuple[Operation, ...]) -> None:
+        for operation in operations:
+            if self._add(operation) or operation.name in self._passing:
+                self._held[operation.name] = 0
+            self._passing.discard(operation.name)
+        idle = [name for name, holders in self._held.items() if not holders]
+        for name in set(idle).difference(each.name for each in operations):
+            self._remove(name)
+        self._held.update(each.name for each in operations if each.name in self._held)
+
+    def _count_again(self) -> None:
+        """Counts the holders of what was held last like those of anything else."""
+        for operation in self._last if self._again else ():
+            if operation.name in self._held:
+                self._held[operation.name] += self._again
+        self._last, self._again = (), 0
+
+    def let_go(self, operations: tuple[Operation, ...]) -> None:
         """Ends a `hold`."""
         with self._lock:
+            if self._again and operations is self._last:
+                self._again -= 1
+                return
             for operation in operations:
                 if operation.name in self._held:
                     self._held[operation.name] -= 1
@@ -95,6 +116,7 @@ class Kernels:
         return tuple(self._installed)
 
     def _remove(self, name: str) -> None:
+        self._count_again()
         self._held.pop(name, None)
         _private.uninstall(self._installed.pop(name))
 

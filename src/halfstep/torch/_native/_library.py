@@ -10,12 +10,13 @@ import hashlib
 import os
 import shlex
 import shutil
-import stat
 import subprocess
 import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from halfstep.core import cache_folder
 
 _SOURCE = Path(__file__).with_name("kernel.c")
 # A product and a sum that are one operation are rounded once, and PyTorch rounds twice.
@@ -44,7 +45,7 @@ def _library(flags: tuple[str, ...]) -> Path:
     macros = _run(*compiler, *flags, "-dM", "-E", "-x", "c", os.devnull)
     # The macros tell the version of the compiler and all that `native` stands for.
     parts = [_SOURCE.read_bytes(), *map(str.encode, (*compiler, *flags)), macros]
-    stem = _folder() / f"kernel-{_digest(b'|'.join(parts))}"
+    stem = cache_folder() / f"kernel-{_digest(b'|'.join(parts))}"
     kept = [*stem.parent.glob(f"{stem.name}-*.so")]
     if whole := next(filter(_is_whole, kept), None):
         return whole
@@ -83,19 +84,6 @@ def _compilers() -> Iterator[tuple[str, ...]]:
         name, *options = shlex.split(command)
         if found := shutil.which(name):
             yield found, *options
-
-
-def _folder() -> Path:
-    """Returns the folder of this user for libraries, which nobody else can write to."""
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
-    caches = Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache"
-    folder = caches / "halfstep"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    writable = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or writable:
-        raise PermissionError(f"{folder} needs to be a folder that only its user can write to")
-    return folder
 
 
 def _run(*command: str) -> bytes:

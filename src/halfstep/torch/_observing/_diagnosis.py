@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from halfstep.core import Diagnosis, Fault, Rule
+from halfstep.core import Change, Diagnosis, Fault, Rule, written
 from halfstep.torch._observing._formats import Formats
 from halfstep.torch._observing._losses import refuse_unused, refuse_without_gradient
 from halfstep.torch._observing._notes import note_of
@@ -64,9 +64,9 @@ def _told_faults(found: list[Ran], remedies: Remedies) -> Iterator[Fault]:
         wide = is_in_float32(each, remedies.in_float32)
         fault = dataclasses.replace(_fault(each, kinds), in_float32=wide)
         if each is found[0]:
-            remedy = remedies.of(each, in_float32=wide)
-            note = "" if wide else note_of(each, remedies.in_float32, remedy)
-            fault = dataclasses.replace(fault, remedy=remedy, note=note)
+            fault = _with_changes(fault, remedies.of(each, in_float32=wide))
+            note = "" if wide else note_of(each, remedies.in_float32, fault.remedy)
+            fault = dataclasses.replace(fault, note=note)
         yield fault
 
 
@@ -77,7 +77,11 @@ def _kinds(found: list[Ran], case: Case) -> Kinds:
 
 
 def _told_underflow(ran: Ran, value: Value, remedies: Remedies) -> Fault:
-    return dataclasses.replace(_told(ran, value, "underflow"), remedy=remedies.of_underflow())
+    return _with_changes(_told(ran, value, "underflow"), remedies.of_underflow())
+
+
+def _with_changes(fault: Fault, changes: tuple[Change, ...]) -> Fault:
+    return dataclasses.replace(fault, remedy=written(changes), changes=changes)
 
 
 def in_float32(case: Case) -> Step:

@@ -14,11 +14,17 @@ _SAFE = """\
 safe = torch.where({taken}, h, {instead})  # h is what goes into {word}
 torch.where({taken}, {call}, 0)  # in place of what {word} returns"""
 # A logarithm that is left out would make a loss of nothing where a prediction is quite wrong.
-_CLAMPED = "torch.{word}(h.clamp(min=torch.finfo(h.dtype).tiny))  # h is what goes into {word}"
-# An angle is not left out either, for that at -1 may be the largest of all.
+_MOVED = """\
+safe = torch.where({taken}, h, {call})  # h is what goes into {word}
+torch.{word}(safe)  # in place of what {word} returns"""
+# An angle is not left out either, for that at -1 may be the largest of all, and it is right.
 _INSIDE = """\
-eps = torch.finfo(h.dtype).eps  # h is what goes into {word}
-torch.{word}(h.clamp(-1 + eps, 1 - eps))  # in place of what {word} returns"""
+safe, ends = torch.where({taken}, h, {instead}), h.detach().clamp(-1, 1)  # h goes into {word}
+torch.where({taken}, torch.{word}(safe), torch.{word}(ends))  # in place of what {word} returns"""
+_POWER = """\
+taken = {taken}
+safe = torch.where(taken, h, {instead})  # h is what goes into {word}
+torch.where(taken, {call}, 0)  # in place of what {word} returns"""
 _DIVIDED = """\
 safe = torch.where({taken}, h, {instead})  # h is what is divided by
 torch.where({taken}, dividend / safe, 0)  # in place of dividend / h"""
@@ -34,12 +40,14 @@ class Edge:
     Args:
         taken: Where it has one, as text about h.
         instead: A number where it has one.
-        call: The operation, as text about `safe`.
+        call: The operation, as text about `safe`; for the form that calls it by its name, what
+            takes the place of h at the edge.
         is_there: Whether numbers are at the edge, one by one.
         operand: Which of the operands is meant.
         rounds: Whether it is met where a number near 1 is rounded to 1, and not only near 0.
         form: How it is kept off, as text about the others.
-        apart: How numbers are kept apart from it by epsilon, as text about h.
+        apart: How numbers are kept apart from it by epsilon, as text about h; empty where what the
+            operation has at the edge is right, and only its derivative is not there.
     """
 
     taken: str
@@ -49,7 +57,7 @@ class Edge:
     operand: int = 0
     rounds: bool = False
     form: str = _SAFE
-    apart: str = "h.clamp(min=epsilon)"
+    apart: str = ""
 
     def met(self, args: tuple[Any, ...]) -> bool:
         """Returns whether a call of the operation meets the edge."""
@@ -105,42 +113,57 @@ def _from_one(h: Any) -> Any:
     return h.abs() >= 1
 
 
-def _log(word: str) -> Edge:
-    return Edge("h > 0", 2.0**-14, "", _up_to_zero, rounds=True, form=_CLAMPED)
+def _up_to_minus_one(h: Any) -> Any:
+    return h <= -1
 
 
-def _arc(word: str) -> Edge:
-    return Edge("h.abs() < 1", 0, "", _from_one, rounds=True, form=_INSIDE, apart=_BETWEEN)
+def _log(end: str, least: float, is_there: Callable[[Any], Any], apart: str) -> Edge:
+    taken, least_text = f"h > {end}", _LEAST[end]
+    return Edge(taken, least, least_text, is_there, rounds=True, form=_MOVED, apart=apart)
 
 
 def _divisor(operand: int) -> Edge:
     return Edge("h != 0", 1, "", _at_zero, operand, form=_DIVIDED, apart=_ELSE)
 
 
-# What each of the texts about epsilon does.
+# What each of the texts about epsilon does. None moves a number that is not at the edge.
 _FORMS: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "h.clamp(min=epsilon)": lambda h, epsilon: h.clamp(min=epsilon),
-    "h.clamp(min=-1 + epsilon)": lambda h, epsilon: h.clamp(min=-1 + epsilon),
-    "h.clamp(-1 + epsilon, 1 - epsilon)": lambda h, epsilon: h.clamp(-1 + epsilon, 1 - epsilon),
-    "torch.where(h == 0, epsilon, h)": lambda h, epsilon: torch.where(h == 0, epsilon, h),
+    "torch.where(h > 0, h, epsilon)": lambda h, eps: torch.where(h > 0, h, eps),
+    "torch.where(h > -1, h, -1 + epsilon)": lambda h, eps: torch.where(h > -1, h, -1 + eps),
+    "torch.where(h.abs() < 1, h, h.sign() * (1 - epsilon))": (
+        lambda h, eps: torch.where(h.abs() < 1, h, h.sign() * (1 - eps))
+    ),
+    "torch.where(h == 0, epsilon, h)": lambda h, eps: torch.where(h == 0, eps, h),
 }
-_, _ABOVE, _BETWEEN, _ELSE = _FORMS
+_ABOVE, _ABOVE_MINUS_ONE, _BETWEEN, _ELSE = _FORMS
+_LEAST = {"0": "torch.finfo(h.dtype).tiny", "-1": "-1 + torch.finfo(h.dtype).eps"}
+_LOG = _log("0", 2.0**-14, _up_to_zero, _ABOVE)
+_ARC = Edge("h.abs() < 1", 0, "", _from_one, rounds=True, form=_INSIDE)
 
 _EDGES = {
     "sqrt": Edge("h > 0", 1, "torch.sqrt(safe)", _up_to_zero),
-    "rsqrt": Edge("h > 0", 1, "torch.rsqrt(safe)", _up_to_zero),
-    "log": _log("log"),
-    "log2": _log("log2"),
-    "log10": _log("log10"),
-    "log1p": Edge("h > -1", 0, "torch.log1p(safe)", lambda h: h <= -1, rounds=True, apart=_ABOVE),
-    "power": Edge("h > 0", 1, "safe**power", _up_to_zero),
-    "acos": _arc("acos"),
-    "asin": _arc("asin"),
-    "atanh": _arc("atanh"),
+    "rsqrt": Edge("h > 0", 1, "torch.rsqrt(safe)", _up_to_zero, apart=_ABOVE),
+    **dict.fromkeys(("log", "log2", "log10"), _LOG),
+    "log1p": _log("-1", -1 + 2.0**-7, _up_to_minus_one, _ABOVE_MINUS_ONE),
+    "acos": _ARC,
+    "asin": _ARC,
+    "atanh": Edge(
+        "h.abs() < 1",
+        1 - 2.0**-7,
+        "h.sign() * (1 - torch.finfo(h.dtype).eps)",
+        _from_one,
+        rounds=True,
+        form=_MOVED,
+        apart=_BETWEEN,
+    ),
     "divide": _divisor(1),
     "reciprocal": _divisor(0),
 }
+_ROOT = Edge("h > 0", 1, "safe**power", _up_to_zero)
 _WHOLE_POWER = Edge("h != 0", 1, "safe**power", _at_zero, apart=_ELSE)
+# The powers of a tensor may be of either kind.
+_WHOLE = "(power % 1 == 0) & ((h != 0) | (power >= 0))"
+_ANY_POWER = Edge(f"(h > 0) | {_WHOLE}", 1, "safe**power", _at_zero, form=_POWER)
 
 
 def edge_of(word: str, constants: Iterable[float]) -> Edge | None:
@@ -155,5 +178,9 @@ def edge_of(word: str, constants: Iterable[float]) -> Edge | None:
         ('h != 0', 'h > 0')
     """
     known = [*constants]
-    whole = word == "power" and known and all(map(float.is_integer, known))
-    return _WHOLE_POWER if whole else _EDGES.get(word)
+    if word != "power":
+        return _EDGES.get(word)
+    if not known:
+        return _ANY_POWER
+    whole = all(map(float.is_integer, known))
+    return (_WHOLE_POWER if min(known) < 0 else None) if whole else _ROOT

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from halfstep.core import LOW_FORMATS, Exponents, Moment, Policy, Range, Ranges
+from halfstep.core import LOW_FORMATS, Exponents, Moment, Policy, Range, Ranges, policy_words
 from halfstep.errors import UsageError
 from halfstep.torch._dtypes import HALF, name_of
 from halfstep.torch._engine._paths import _unwrapped
-from halfstep.torch._global import global_policy, is_fit
+from halfstep.torch._global import is_fit, policy_for
 from halfstep.torch._lost import lost_updates
 from halfstep.torch._masters._kept import master_of
 from halfstep.torch._observing._exponents import Tally
@@ -66,15 +66,16 @@ def ranges(
     """
     _check(optimizer)
     wide = _seen(prepared_twin(model, "float32"), batch, loss_fn)
-    chosen = _in_force(model) if policy is None else checked_policy(policy)
+    chosen = _in_force(model) if policy is None else checked_policy(policy, model)
     copies = twin(model, optimizer) if chosen is None else prepared_twin(model, chosen, optimizer)
-    here = _seen(copies, batch, loss_fn)
+    here, in_use = _seen(copies, batch, loss_fn), chosen or _first_policy(model)
     return Ranges(
         tuple(_rows(copies[0], wide, here)),
         form=_form(chosen, copies[0], here),
         entering=wide.entering,
         moments=tuple(_moments(*copies)),
         updates=tuple(_updates(*copies)),
+        policy="" if in_use is None else policy_words(in_use),
     )
 
 
@@ -88,10 +89,16 @@ def _check(optimizer: object) -> None:
 
 def _in_force(model: nn.Module) -> Policy | None:
     """Returns the policy that a model is about to be prepared by, None if it stays as it is."""
-    everywhere = global_policy()
+    everywhere = policy_for(model)
     prepared = any(map(forward_of, model.modules()))
     as_it_is = prepared or everywhere.compute_dtype == "float32" or not is_fit(model)
     return None if as_it_is else everywhere
+
+
+def _first_policy(model: nn.Module) -> Policy | None:
+    """Returns the policy of the first region in a model, None without any."""
+    forwards = filter(None, map(forward_of, model.modules()))
+    return next((each.region.policy for each in forwards), None)
 
 
 class _Seen(NamedTuple):

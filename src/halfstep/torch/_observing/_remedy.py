@@ -4,12 +4,12 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from halfstep.core import Format, UnmatchedRuleWarning, complete
+from halfstep.core import Change, Format, UnmatchedRuleWarning
 from halfstep.torch._autocast import autocast
 from halfstep.torch._dtypes import HALF
 from halfstep.torch._observing._edges import edge_of
@@ -34,6 +34,10 @@ _MOST_RULES = 8
 _POWERS = (16, 12, 20, 8, 24, 4)
 
 
+# A change, several, or a line of the model; what is empty is none.
+_Remedy: TypeAlias = Change | tuple[Change, ...] | str | None
+
+
 @dataclass(frozen=True)
 class Remedies:
     """Finds remedies for a fault of a step.
@@ -50,12 +54,12 @@ class Remedies:
     in_float32: Step
     way: Way
 
-    def of(self, ran: Ran, *, in_float32: bool) -> str:
-        """Returns what to write, empty where nothing is known that helps."""
+    def of(self, ran: Ran, *, in_float32: bool) -> tuple[Change, ...]:
+        """Returns what to change, nothing where nothing is known that helps."""
         if ran.entered:
-            return ""
-        anywhere: tuple[Callable[[Ran], str], ...] = (self._mask, self._safe)
-        known = (
+            return ()
+        anywhere: tuple[Callable[[Ran], _Remedy], ...] = (self._mask, self._safe)
+        known: tuple[Callable[[Ran], _Remedy], ...] = (
             self._constant,
             self._lower_scale,
             self._ours,
@@ -65,18 +69,18 @@ class Remedies:
             self._bfloat16,
             self._parameters,
         )
-        return complete(_first(each(ran) for each in (anywhere if in_float32 else known)))
+        return _first(each(ran) for each in (anywhere if in_float32 else known))
 
-    def of_underflow(self) -> str:
-        """Returns what to write so that gradients do not become zero."""
+    def of_underflow(self) -> tuple[Change, ...]:
+        """Returns what to change so that gradients do not become zero."""
         scales = (self._raised(power) for power in _POWERS)
-        return complete(_first(scales) or self._bfloat16())
+        return _first(scales) or _first([self._bfloat16()])
 
-    def _raised(self, power: int) -> str:
+    def _raised(self, power: int) -> Change | None:
         scaled = self._scaled(power)
         tried = self._tried(scaled)
         fine = tried is not None and next(underflows(tried, self.in_float32), None) is None
-        return self.way.at_scale(self._scale_of(scaled)) if fine else ""
+        return self.way.at_scale(self._scale_of(scaled)) if fine else None
 
     def _constant(self, ran: Ran) -> str:
         """Returns what to write in place of a number that the format cannot hold."""
@@ -113,7 +117,7 @@ class Remedies:
         """Returns a small number that the format can tell from zero, or from one."""
         edge, word = edge_of(ran.key.word, ran.constants), ran.key.word
         low = next((v.dtype for each in self.step.ran for v in each.outputs if v.dtype in LOW), "")
-        if edge is None or not low or not self._meets(ran.key, edge.met):
+        if edge is None or not (edge.apart and low and self._meets(ran.key, edge.met)):
             return ""
         mended = Mended(ran.key, edge.kept_apart(edge.epsilon(low)), edge.operand)
         return edge.written_apart(word, low) if self._helps(trial=mended) else ""
@@ -123,15 +127,15 @@ class Remedies:
         run(dataclasses.replace(self.case, trial=asked))
         return asked.answer
 
-    def _lower_scale(self, ran: Ran) -> str:
+    def _lower_scale(self, ran: Ran) -> Change | None:
         """Returns the largest loss scale, of some, at which nothing overflows on the way back."""
         scale = self.scale
         of_loss = ran.place.is_root and ran.key.word == "multiply"
         if (ran.key.phase == "forward" and not of_loss) or scale <= 1.0:
-            return ""
+            return None
         lower = (self._scaled(-power) for power in sorted(_POWERS) if 2.0**power <= scale)
         fine = next((each for each in lower if self._tried(each) is not None), None)
-        return "" if fine is None else self.way.at_scale(self._scale_of(fine))
+        return None if fine is None else self.way.at_scale(self._scale_of(fine))
 
     def _scaled(self, power: int) -> Case:
         """Returns the case with another scale, the region's where there is one."""
@@ -149,15 +153,16 @@ class Remedies:
         region = self.way.region
         return case.loss_scale if region is None else case.scale_of(region)
 
-    def _ours(self, ran: Ran) -> str:
+    def _ours(self, ran: Ran) -> Change | None:
         formats = Formats(ours=True, only=self.way)
-        return self.way.as_ours() if self.way.native and self._helps(formats) else ""
+        return self.way.as_ours() if self.way.native and self._helps(formats) else None
 
-    def _rules(self, ran: Ran) -> str:
+    def _rules(self, ran: Ran) -> tuple[Change, ...]:
         edits = self.edits(ran)
         ways = dict.fromkeys(each.way for each in edits)
-        texts = [way.with_rules([rule for of, rule in edits if of == way]) for way in ways]
-        return "\n".join(texts) if all(texts) else ""
+        found = [way.with_rules([rule for of, rule in edits if of == way]) for way in ways]
+        changes = tuple(each for each in found if each is not None)
+        return changes if len(changes) == len(found) else ()
 
     def edits(self, ran: Ran) -> tuple[Edit, ...]:
         """Returns the rules that leave no fault, none where no rules do."""
@@ -177,21 +182,21 @@ class Remedies:
             step, current = tried, found[0]
         return ()
 
-    def _bfloat16(self, ran: Ran | None = None) -> str:
-        text = self.way.in_bfloat16()
-        return text if text and self._helps(Formats(torch.bfloat16, only=self.way)) else ""
+    def _bfloat16(self, ran: Ran | None = None) -> Change | None:
+        change = self.way.in_bfloat16()
+        return change if change and self._helps(Formats(torch.bfloat16, only=self.way)) else None
 
-    def _parameters(self, ran: Ran) -> str:
+    def _parameters(self, ran: Ran) -> Change | None:
         """Returns what takes the place of parameters in half precision, where nothing casts."""
         dtype, device = next(
             ((each.dtype, each.device.type) for each in self.case.model.parameters()), (None, "")
         )
         if dtype not in HALF or self.way != Way():
-            return ""
+            return None
         loss_fn = autocast(device, dtype=torch.bfloat16)(self.case.loss_fn)
         wide = dataclasses.replace(self.case, loss_fn=loss_fn, formats=Formats(wide=True))
         text = _PARAMETERS.format(cast=_CASTS[dtype], device=device)
-        return text if self._tried(wide) is not None else ""
+        return Change(text, "parameters") if self._tried(wide) is not None else None
 
     def _helps(self, formats: Formats | None = None, trial: Trial | None = None) -> bool:
         formats, trial = formats or self.case.formats, trial or self.case.trial
@@ -238,8 +243,11 @@ def attempted(case: Case) -> Step | None:
         return None
 
 
-def _first(texts: Iterable[str]) -> str:
-    return next(filter(None, texts), "")
+def _first(remedies: Iterable[_Remedy]) -> tuple[Change, ...]:
+    """Returns the changes of the first remedy that there is."""
+    found = next((each for each in remedies if each), ())
+    changes = found if isinstance(found, tuple) else (found,)
+    return tuple(Change(each) if isinstance(each, str) else each for each in changes if each)
 
 
 def _replacing(old: float, new: float) -> Callable[[Any], Any]:

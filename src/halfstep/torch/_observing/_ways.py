@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from halfstep.core import Policy, Rule, Rules, policy_text, quoted, rules_text
+from halfstep.core import Change, Policy, Rule, Rules, policy_words, quoted
 from halfstep.torch._engine import _state
 
 if TYPE_CHECKING:
@@ -69,38 +69,48 @@ class Way:
         inside = f"{path}.".startswith(f"{self.path}.")
         return path[len(self.path) + 1 :] if inside else None
 
-    def with_rules(self, edits: Sequence[Rule]) -> str:
-        """Returns what makes rows take effect, empty where there are no rules."""
+    def with_rules(self, edits: Sequence[Rule]) -> Change | None:
+        """Returns what makes rows take effect, None where there are no rules."""
         if self.region is None and self.asked is None:
-            return ""
-        text = rules_text(self._rules, edits)
-        if self.region is not None:
-            policy = policy_text(self.region.policy.with_(rules=Rules()))
-            return f"{text}\n{self._prepared(f'{policy}.with_(rules=rules)')}"
-        return f"{text}\n{self._autocast(', rules=rules')}"
+            return None
+        if self.region is None:
+            return self._autocast(", rules=rules", rules=tuple(edits))
+        return self._prepared(rules=tuple(edits))
 
-    def as_ours(self) -> str:
+    def as_ours(self) -> Change:
         """Returns what takes the place of PyTorch's own autocast."""
         return self._autocast("")
 
-    def in_bfloat16(self) -> str:
-        """Returns what computes in bfloat16, empty where that is up to the model."""
+    def in_bfloat16(self) -> Change | None:
+        """Returns what computes in bfloat16, None where that is so or up to the model."""
         if self.region is not None:
             scale = "" if self.region.policy.scale.kind != "static" else ", scale=none"
-            return self._by(f"mixed_bfloat16{scale}")
+            wide = f"mixed_bfloat16{scale}"
+            in_use = Policy.parse(wide) == self.region.policy
+            return None if in_use else self._prepared(instead=wide)
         if self.asked is None:
-            return ""
+            return None
         name = "torch.autocast" if self.native else "autocast"
         lower = f"lower = {name}({quoted(self.asked.device_type)}, dtype=torch.bfloat16)"
-        return f"{lower}  # in place of the one {self.asked.where}"
+        use = f"{lower}  # in place of the one {self.asked.where}"
+        return Change(use, self._of, instead="mixed_bfloat16")
 
-    def at_scale(self, scale: float) -> str:
-        """Returns what scales the loss by a number, empty where it is scaled so already."""
-        if self.region is not None:
-            kind = "static" if self.region.policy.scale.kind == "static" else "dynamic"
-            policy = self.region.policy.with_(scale=f"{kind}(init_scale={scale!r})")
-            return "" if policy == self.region.policy else self._prepared(policy_text(policy))
-        return f"scaler = GradScaler(init_scale={scale!r})"
+    def at_scale(self, scale: float) -> Change | None:
+        """Returns what scales the loss by a number, None where it is scaled so already."""
+        if self.region is None:
+            return Change(f"scaler = GradScaler(init_scale={scale!r})", "scaler", scale=repr(scale))
+        kind = "static" if self.region.policy.scale.kind == "static" else "dynamic"
+        text = f"{kind}(init_scale={scale!r})"
+        policy = self.region.policy
+        return None if policy.with_(scale=text) == policy else self._prepared(scale=text)
+
+    @property
+    def _of(self) -> str:
+        """What is changed: the policy of a region, or an autocast."""
+        if self.region is None:
+            return f"autocast {self.asked and self.asked.where}"
+        own = "" if self.region._automatic else f"{self.root} {self.path}"
+        return f"policy {own}".strip()
 
     @property
     def _rules(self) -> Rules:
@@ -108,25 +118,23 @@ class Way:
             return self.region.policy.rules
         return Rules.parse((self.asked and self.asked.rules) or _state.DEFAULT)
 
-    def _by(self, policy: str) -> str:
-        """Returns what trains by a policy, empty where that is so already."""
+    def _prepared(self, **changed: Any) -> Change:
         assert self.region is not None
-        in_use = Policy.parse(policy) == self.region.policy
-        return "" if in_use else self._prepared(quoted(policy))
+        use = "set_global_policy(policy)" if self.region._automatic else self._preparing
+        return Change(use, self._of, policy_words(self.region.policy), **changed)
 
-    def _prepared(self, policy: str) -> str:
+    @property
+    def _preparing(self) -> str:
         assert self.region is not None
-        policy = f"policy = {policy}"
-        if self.region._automatic:
-            return f"{policy}\nset_global_policy(policy)"
         model = f"model.get_submodule({quoted(self.path)})" if self.path else "model"
         which = f"  # model: {self.root}" if self.root else ""
         if not which and any(True for _ in self.region._attached()):
             which = f"  # in place of how the {type(self.region._module()).__name__} was prepared"
-        return f"{policy}\nregion = prepare({model}, optimizer, policy=policy){which}"
+        return f"region = prepare({model}, optimizer, policy=policy){which}"
 
-    def _autocast(self, rules: str) -> str:
+    def _autocast(self, setting: str, **changed: Any) -> Change:
         assert self.asked is not None
-        arguments = f"{quoted(self.asked.device_type)}, dtype={self.asked.dtype}{rules}"
+        arguments = f"{quoted(self.asked.device_type)}, dtype={self.asked.dtype}{setting}"
         instead = _INSTEAD[self.native].format(where=self.asked.where)
-        return f"lower = autocast({arguments}){instead}"
+        base = policy_words(Policy.named("mixed_float16").with_(rules=self._rules))
+        return Change(f"lower = autocast({arguments}){instead}", self._of, base, **changed)

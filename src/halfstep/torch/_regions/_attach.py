@@ -7,24 +7,35 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from halfstep.core import Plan, Policy, overriding_policy
+from halfstep.core import Auto, Plan, Policy, overriding_policy
 from halfstep.errors import PolicyError, UsageError
+from halfstep.torch._auto import asked_policy, settled
 from halfstep.torch._dtypes import compute_dtype
-from halfstep.torch._machine import asked_policy
 from halfstep.torch._masters._settings import MasterSettings, checked_settings
+from halfstep.torch._regions._forward import device_of
 from halfstep.torch._scaling._gradients import parameters_of
 
 
-def checked_policy(policy: Policy | Plan | str) -> Policy:
-    """Returns the policy that a region follows, if it can.
+def followed(policy: Policy | Plan | str) -> Policy | Auto:
+    """Returns the policy that counts where somebody asks for one.
 
     One that wins over what a script asks for leaves islands of full precision alone.
     """
     asked = asked_policy(policy)
-    chosen = asked if asked.compute_dtype == "float32" else overriding_policy() or asked
-    compute_dtype(chosen.compute_dtype)
-    compute_dtype(chosen.output_dtype)
-    return chosen
+    is_island = isinstance(asked, Policy) and asked.compute_dtype == "float32"
+    return asked if is_island else overriding_policy() or asked
+
+
+def checked_policy(policy: Policy | Plan | str, module: nn.Module) -> Policy:
+    """Returns the policy that the region of a module follows, if it can."""
+    return runnable(settled(followed(policy), device_of(module), module))
+
+
+def runnable(policy: Policy) -> Policy:
+    """Returns a policy if PyTorch can run by it."""
+    compute_dtype(policy.compute_dtype)
+    compute_dtype(policy.output_dtype)
+    return policy
 
 
 def checked_masters(

@@ -41,6 +41,7 @@ class Hooks:
         self._places = [
             (held, key, hook, make(key, hook))
             for each in modules
+            if _has_hooks(each)
             for kinds, make in (
                 ((each._forward_pre_hooks, each._forward_hooks), forward),
                 ((each._backward_pre_hooks, each._backward_hooks), backward),
@@ -58,6 +59,16 @@ class Hooks:
             # A hook may have removed itself.
             if key in held:
                 held[key] = hook
+
+
+def _has_hooks(module: nn.Module) -> Any:
+    """Returns whether a module has any, which few have, and each call of a region asks all."""
+    return (
+        module._forward_pre_hooks
+        or module._forward_hooks
+        or module._backward_pre_hooks
+        or module._backward_hooks
+    )
 
 
 def casting_hooks(modules: list[nn.Module], dtype: torch.dtype, own: set[int]) -> Hooks:

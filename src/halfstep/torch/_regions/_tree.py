@@ -81,6 +81,8 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
         >>> cast([torch.ones(1), torch.arange(2)], torch.bfloat16)
         [tensor([1.], dtype=torch.bfloat16), tensor([0, 1])]
     """
+    if isinstance(value, Tensor):
+        return cast_tensor(value, dtype)
     tensors = tensors_in(value)
     if all(each.dtype is dtype or each.dtype not in _FLOATS for each in tensors):
         return value

@@ -1,5 +1,6 @@
 """Checks and unscales the gradients of an optimizer, and names the ones that are not finite."""
 
+import cmath
 import reprlib
 import weakref
 from collections import defaultdict
@@ -18,6 +19,7 @@ from halfstep.torch._observing._named import Names, below
 Found = dict[torch.device, Tensor]
 Kind = tuple[int, torch.dtype, torch.layout]
 Kinds = dict[Kind, list[Tensor]]
+_MANY = 1 << 15
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
@@ -42,8 +44,10 @@ def fingerprint(gradients: list[Tensor]) -> tuple[list[int], list[int]]:
 
 def check(gradients: list[Tensor], device: torch.device) -> Found:
     """Returns, per device, 1.0 where a gradient is not finite, and changes none."""
+    if _have_finite_sums([each for each in gradients if _is_summed(each)]):
+        gradients = [each for each in gradients if not _is_summed(each)]
     try:
-        return _checked(gradients, device)
+        return _checked(gradients, device) or {device: torch.zeros((), device=device)}
     except RuntimeError:
         # The kernel writes to what it checks, and nothing writes where numbers share memory.
         return _checked([_without_repeats(each) for each in gradients], device)
@@ -52,6 +56,25 @@ def check(gradients: list[Tensor], device: torch.device) -> Found:
 def _checked(gradients: list[Tensor], device: torch.device) -> Found:
     one = torch.ones((), dtype=torch.float32, device=device)
     return unscale(by_kind(gradients), one, torch.zeros_like(one), again=False)
+
+
+def _is_summed(gradient: Tensor) -> bool:
+    """Returns whether a sum, which only reads, is quicker than the kernel, which writes, too."""
+    is_plain = type(gradient) is Tensor and gradient.layout is torch.strided
+    return is_plain and gradient.is_cpu and gradient.numel() >= _MANY
+
+
+@torch.no_grad()
+def _have_finite_sums(gradients: list[Tensor]) -> bool:
+    """Returns whether gradients add up to finite numbers, as with an inf or NaN they cannot.
+
+    Example:
+        >>> _have_finite_sums([torch.ones(2)]), _have_finite_sums([torch.tensor([1.0, torch.inf])])
+        (True, False)
+        >>> _have_finite_sums([torch.tensor([3e38, 3e38])])  # finite, but to be looked at closely
+        False
+    """
+    return all(cmath.isfinite(each.sum().item()) for each in gradients)
 
 
 def _without_repeats(gradient: Tensor) -> Tensor:

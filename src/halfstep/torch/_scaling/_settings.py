@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep.core import LossScale, overriding_policy
+from halfstep.core import Auto, LossScale, Policy, is_auto, overriding_policy
 from halfstep.errors import ScaleError, UsageError
+from halfstep.torch._auto import settled
 from halfstep.torch._scaling._scale_cell import FLOAT32_MAX
 
 
@@ -50,17 +51,18 @@ def checked_limit(max_consecutive_skips: int | None) -> int | None:
     )
 
 
-def loss_scale(enabled: bool, **settings: Any) -> tuple[LossScale, bool]:
+def loss_scale(device: str, enabled: bool, **settings: Any) -> tuple[LossScale, bool]:
     """Returns the rule of the settings and whether to scale, unless a policy decides both.
 
     Example:
-        >>> rule, enabled = loss_scale(True, init_scale=2.0**-20, min_scale=2.0**-16)
+        >>> rule, enabled = loss_scale("cpu", True, init_scale=2.0**-20, min_scale=2.0**-16)
         >>> str(rule)
         'dynamic(init_scale=9.5367431640625e-07, min_scale=9.5367431640625e-07)'
     """
-    policy = overriding_policy()
-    if policy is not None:
-        return policy.scale, policy.scale.kind != "none"
+    wins = overriding_policy()
+    if wins is not None:
+        scale = _scale_of(wins, device)
+        return scale, scale.kind != "none"
     if not enabled:
         return LossScale.none(), False
     first = settings["init_scale"]
@@ -70,6 +72,13 @@ def loss_scale(enabled: bool, **settings: Any) -> tuple[LossScale, bool]:
         settings["min_scale"] = first
     with _named_after_the_scaler():
         return LossScale(**settings), True
+
+
+def _scale_of(policy: Policy | Auto, device: str) -> LossScale:
+    """Returns the scale of a policy; what `auto` needs at most, where CUDA is not to be started."""
+    if is_auto(policy) and device == "cuda" and not torch.cuda.is_initialized():
+        return LossScale.dynamic()
+    return settled(policy, device).scale
 
 
 def changed_rule(rule: LossScale, **settings: Any) -> LossScale:
