@@ -14,7 +14,7 @@ class Looking:
     """Looks at nothing, and notes at what it was asked to."""
 
     has_calls, whole, notes = True, False, ()
-    entered_broken = False
+    entered_broken, sizes, only = False, (4.0, {"model": 2.0}), ("model", "Net")
 
     def __init__(self, fault=None):
         self.asked, self.fault, self.error = [], fault, None
@@ -24,6 +24,9 @@ class Looking:
 
     def forget(self):
         self.asked.append("forget")
+
+    def expect(self, *, sampled):
+        self.expected = sampled
 
     def faults(self, scale):
         self.asked.append(("faults", scale))
@@ -226,3 +229,22 @@ def test_what_the_script_asks_for_is_told_once_with_its_step():
         for form in ("float16", "bfloat16")
     ]
     assert run.of("precision") == told
+
+
+def test_it_is_said_before_a_step_whether_it_is_looked_at():
+    looking = Looking()
+    run, expected = Run(looking, every=4), []
+    for _ in range(10):
+        run.step(1.0)
+        expected.append(looking.expected)
+    assert [number for number, each in enumerate(expected, 2) if each] == [4, 8, 10]
+
+
+def test_a_step_that_was_taken_is_looked_at_where_the_first_was_skipped():
+    run = Run(Looking(), every=100)
+    for skipped in (True, True, False, False):
+        run.step(1.0, skipped=skipped)
+    sampled = [each for each in run.of("look") if not each["failed"]]
+    assert [each["report"]["sampled"] for each in sampled] == [[1], [3]]
+    assert [each["sizes"] for each in sampled] == [(4.0, {"model": 2.0})] * 2
+    assert {each["only"] for each in sampled} == {("model", "Net")}

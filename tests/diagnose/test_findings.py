@@ -21,10 +21,11 @@ def steps(*skipped, of=40):
     )
 
 
-def look(step, fault=None, *, failed=True, outside=False):
+def look(step, fault=None, *, failed=True, outside=False, sizes=None, **seen):
     diagnosis = Diagnosis((fault,) if fault else ())
-    report = Report(script="", policy="", sampled=(step,), diagnosis=diagnosis)
-    return Look(report, failed, outside)
+    report = Report(script="", policy="", sampled=(step,), diagnosis=diagnosis, **seen)
+    known = None if sizes is None else (sizes[0], {"model": sizes[1]})
+    return Look(report, failed, outside, sizes=known)
 
 
 def found(report=None, *looks, run=None, **more):
@@ -68,6 +69,37 @@ def test_what_overflows_again_and_again_is_one(skipped):
     assert report.diagnosis.first == BACKWARD
     assert report.findings[0].severity == "error"
     assert report.findings[0].text.endswith(f"(step {skipped[-1]}).")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"in_float32": True}, True),
+        ({"remedy": "rules = Rules().with_rule(...)"}, True),
+        ({"remedy": "scaler = GradScaler(init_scale=1.0)"}, False),
+        (
+            {"remedy": 'policy = Policy.parse("mixed_float16, scale=dynamic(init_scale=1.0)")'},
+            False,
+        ),
+        ({"kind": "underflow", "remedy": "rules"}, False),
+        ({}, False),
+    ],
+)
+def test_a_way_back_that_no_scale_cures_is_a_fault_even_if_it_is_only_one(changes, told):
+    fault = dataclasses.replace(BACKWARD, **changes)
+    report = found(trained(steps=steps(7)), look(7, fault))
+    assert bool(report.diagnosis) == told
+    assert [each.severity for each in report.findings] == ["error", "note"][1 - told :]
+
+
+def test_what_an_optimizer_has_broken():
+    fault = dataclasses.replace(
+        FORWARD, module="ff.weight", operation="update", role="weight", source="a step of Adam"
+    )
+    report = found(trained(steps=steps(7)), look(7, fault))
+    error, _ = report.findings
+    assert (error.severity, error.module, error.remedy) == ("error", "ff.weight", "this")
+    assert error.text.startswith("A step of Adam made the weight inf, in float16")
 
 
 def test_many_skips_without_a_cause_are_a_warning():

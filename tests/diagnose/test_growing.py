@@ -1,8 +1,14 @@
+import dataclasses
 import math
 
 import pytest
 
+from halfstep.core import Exponents, Range, Ranges
 from halfstep.diagnose._growing import growth_of
+from tests.diagnose.test_findings import FORWARD, found, look, steps, told, trained
+
+ONE = Exponents({0: 4}, largest=1.0)
+SEEN = Ranges((Range("ff", "input", ONE, ONE, "float16"),))
 
 
 @pytest.mark.parametrize(
@@ -41,3 +47,57 @@ def test_a_loss_that_breaks_at_once():
 )
 def test_a_loss_that_does_not(losses):
     assert growth_of(losses) is None
+
+
+def examined(before, now, *, largest=200.0, since=1, outside=False):
+    fault = None if outside else dataclasses.replace(FORWARD, largest=largest)
+    usual = look(since, failed=False, sizes=before, ranges=SEEN)
+    broken = look(3, fault, sizes=now, outside=outside)
+    return found(trained(steps=steps(*range(3, 41))), usual, broken)
+
+
+@pytest.mark.parametrize(
+    ("now", "options"),
+    [
+        ((3.0, 4.1), {}),
+        ((3.0, 21.0), {"largest": 9.0}),
+        ((3.0, 21.0), {"outside": True}),
+        ((29.0, 4.1), {"largest": math.inf}),
+        ((0.0, 4.1), {}),
+    ],
+)
+def test_parameters_that_grow_before_anything_is_told_of_the_loss(now, options):
+    report = examined((3.0, 2.0), now, **options)
+    first, second, *_ = report.findings
+    assert first.text.startswith(
+        f"The norm of the parameters grew from 2 at step 1 to {now[1]:g}: "
+    )
+    assert (first.severity, second.severity) == ("error", "error")
+    assert not any(each.remedy for each in report.findings)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "options"),
+    [
+        ((3.0, 2.0), (3.0, 3.9), {}),  # they are as they were
+        ((3.0, 2.0), (3.0, 4.1), {"largest": 90.0}),  # what they are multiplied with is
+        ((3.0, 2.0), (31.0, 21.0), {}),  # the data is far larger
+        ((3.0, 2.0), (3.0, math.inf), {}),
+        ((3.0, 2.0), None, {}),
+        (None, (3.0, 21.0), {}),
+        ((3.0, 2.0), (3.0, 21.0), {"since": 5}),  # later
+    ],
+)
+def test_what_is_no_divergence_keeps_its_rule(before, now, options):
+    report = examined(before, now, **options)
+    assert report.findings[0].remedy == "this"
+    assert not any("diverges" in text for _, _, text in told(report))
+
+
+@pytest.mark.parametrize("norms", [{"model": 2.0, "other": 90.0}, {"other": 90.0}])
+def test_another_model_that_is_called_is_no_growth(norms):
+    usual = look(1, failed=False, sizes=(3.0, 2.0), ranges=SEEN)
+    broken = look(3, dataclasses.replace(FORWARD, largest=200.0), sizes=(3.0, 2.0))
+    broken = dataclasses.replace(broken, sizes=(3.0, norms))
+    report = found(trained(steps=steps(*range(3, 41))), usual, broken)
+    assert report.findings[0].remedy == "this"

@@ -85,14 +85,14 @@ for step in range(6):
     generating.step()
 """
 BOTH = "from halfstep.torch import prepare\nprepare(makes, generating)\nprepare(looks, optimizer)"
-ONE = "from halfstep.torch import prepare\nprepare(makes, generating)\nmodel = looks\n"
+ONE = "from halfstep.torch import prepare\nprepare(makes, generating)\n"
 
 
 @pytest.mark.parametrize(("prepared", "before"), [("", ""), (BOTH, ONE)])
 def test_a_fault_in_one_of_two_models(tmp_path, prepared, before):
     _, report = examined(tmp_path, PAIR.replace("# PREPARED", prepared))
     first, *others = report.findings
-    assert (first.severity, first.module) == ("error", "Discriminator.sum")
+    assert (first.severity, first.module) == ("error", "looks.sum")
     assert not any(each.remedy for each in others)
     done, report = examined(tmp_path, PAIR.replace("# PREPARED", before + first.remedy))
     assert (done.returncode, told(report, "error")) == (0, [])

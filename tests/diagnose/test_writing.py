@@ -246,7 +246,7 @@ def test_what_diverges_gets_no_rule(fault):
     report = found(trained(steps=steps), look(5, fault))
     assert report.diagnosis.first.remedy == ""
     assert not any(each.remedy for each in report.findings)
-    assert "The loss grew from 1 to 3e+04 in the 2 steps before" in report.findings[1].text
+    assert "The loss grew from 1 to 3e+04 in the 2 steps before" in report.findings[0].text
 
 
 def test_a_fault_that_is_hidden_is_an_error_and_one_of_small_gradients_a_warning():

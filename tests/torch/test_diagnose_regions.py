@@ -111,9 +111,9 @@ def test_a_model_that_only_the_loss_knows(pair, noise):
     region = prepare(looks, optimizer_of(looks))
     before = [each.clone() for each in looks.buffers()]
     fault = diagnose(makes, noise, lambda model, batch: looks(model(batch)).mean()).first
-    assert place(fault) == ("Discriminator.sum", "matmul", "forward")
+    assert place(fault) == ("looks.sum", "matmul", "forward")
     assert 'where="sum"' in fault.remedy
-    assert fault.remedy.endswith("  # model: the Discriminator")
+    assert fault.remedy.endswith("  # model: looks")
     assert all(map(torch.equal, before, looks.buffers()))
     assert all(each.grad is None for each in looks.parameters())
     assert (region.scale, region.history.skipped) == (65536.0, 0)

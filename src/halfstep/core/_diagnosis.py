@@ -17,7 +17,9 @@ _MADE = "{module}: {operation} made {kind} in the {phase} pass, in {range}"
 _WORDS = {
     "data": "{module}: the {role} holds {kind} before the model computes anything",
     "cast": "{module}: {what} became {kind} in the {phase} pass, in the cast to {range}",
+    "update": "{module}: {source} made the {role} {kind}, in {range}",
 }
+_UPDATE = "update"
 _LOST = "{module}: most of {what} became zero in {operation}, in {range}"
 _HELD = "{what} of shape {shape} holds it"
 _ZERO = "it has the shape {shape}, and zeros where float32 has numbers"
@@ -33,7 +35,8 @@ class Fault:
     Args:
         module: The path of the innermost module that ran the operation.
         operation: A word for it, such as "matmul", "conv" or "divide"; "cast" where a number did
-            not fit into the format that it was cast to, "data" where it came from outside.
+            not fit into the format that it was cast to, "data" where it came from outside,
+            "update" where a step of the optimizer made it, which `source` names.
         phase: "forward" or "backward".
         role: What held it: "input", "weight", "buffer", "target", "constant", "output",
             "grad_output", "grad_input" or "grad_weight".
@@ -124,7 +127,7 @@ class Fault:
         made = _LOST if lost else _WORDS.get(self.operation, _MADE)
         below = [
             held.format(**words),
-            f"in {self.source}" if self.source else "",
+            f"in {self.source}" if self.source and self.operation != _UPDATE else "",
             f"{_IN_FLOAT32}{'' if self.remedy else _LOOK}" if self.in_float32 else "",
             self.note,
             *(["write:", *self.remedy.splitlines()] if self.remedy else ()),

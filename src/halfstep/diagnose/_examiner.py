@@ -47,7 +47,7 @@ class Examiner:
         self._pending: list[Step] = []
         self._first: int | None = None
         self._number = self._faults = 0
-        self._from_scaler = self._looked = self._has_ranges = False
+        self._from_scaler = self._looked = self._has_ranges = self._has_taken = False
         self._scale = 1.0
         self._flushed = clock()
         self._lock = threading.RLock()
@@ -114,6 +114,7 @@ class Examiner:
         self._losses, self._records, self._looked = [], [], False
         if self._looking is not None:
             self._looking.forget()
+            self._looking.expect(sampled=self._is_sampled(self._number + 1))
         self._end_step()
 
     def _made(self, scale: float, steps: int) -> Sequence[Step]:
@@ -133,10 +134,13 @@ class Examiner:
             self._look_for_faults(step.number)
         # A step that was skipped says nothing of gradients, but more than nothing of the rest.
         if self._is_sampled(step.number) and not (step.skipped and self._has_ranges):
+            self._has_taken = self._has_taken or not step.skipped
             self._attempt(step.number, self._look_at_ranges)
 
     def _is_sampled(self, number: int) -> bool:
-        return number in (*_EARLY, self._steps) or number % self._every == 0
+        regular = number in (*_EARLY, self._steps) or number % self._every == 0
+        # Others are compared with a step that was taken.
+        return regular or not self._has_taken
 
     @property
     def _can_look(self) -> bool:
@@ -182,6 +186,7 @@ class Examiner:
     ) -> None:
         report = Report(script="", policy="", sampled=(number,), **found)
         message = {"kind": "look", "failed": failed, "outside": outside, "line": line}
+        message |= {"sizes": self._looking.sizes, "only": self._looking.only}
         self._send({**message, "report": report.to_dict()})
 
     def _end_step(self) -> None:

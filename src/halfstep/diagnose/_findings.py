@@ -4,13 +4,22 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from halfstep.core import SEVERITIES, Change, Diagnosis, Finding, Report, culprits_text, written
-from halfstep.diagnose._growing import Growth, growth_of
+from halfstep.core import (
+    SEVERITIES,
+    Change,
+    Diagnosis,
+    Finding,
+    Report,
+    culprits_text,
+    written,
+)
+from halfstep.diagnose._growing import Growth, Swelling, growth_of, swelling_of
 from halfstep.diagnose._heard import HALF, Evidence, Look
 from halfstep.diagnose._misfit import MANY_LOST, misfit
 from halfstep.diagnose._outlying import outlying, times_of
 from halfstep.diagnose._outside import asked_late, is_of_scale, made_outside, scaled_for_nothing
 from halfstep.diagnose._placing import placed
+from halfstep.diagnose._real import is_real
 from halfstep.diagnose._writing import with_masters
 from halfstep.launch import LIKELY_REASONS, WHAT_TO_CHECK, why_ineffective, why_untrained
 from halfstep.report import share_text
@@ -86,22 +95,23 @@ def _decisive(evidence: Evidence) -> Look | None:
         for look in failed
         if not times_of(look, evidence)
         if _is_made_outside(look, evidence)
-        or _is_forward(look.report.diagnosis)
+        or is_real(look.report.diagnosis)
         or look.step not in skipped
     ]
     lasting = failed[-1:] if _is_stuck(evidence.report) else []
     return next(iter(real or lasting), None)
 
 
-def _growth(evidence: Evidence, decisive: Look | None) -> Growth | None:
-    """Returns how the loss has grown before it broke, None where it has not."""
+def _growth(evidence: Evidence, decisive: Look | None) -> Growth | Swelling | None:
+    """Returns how the loss or the parameters have grown before it broke, None where neither has."""
     if decisive is None:
         return None
     losses = {step.number: step.loss for step in evidence.report.steps}
     after = losses.get(decisive.step + 1)
     # That it breaks in the next step belongs to it.
     until = decisive.step + (after is not None and not math.isfinite(after))
-    return growth_of([loss for number, loss in losses.items() if number <= until])
+    grown = growth_of([loss for number, loss in losses.items() if number <= until])
+    return grown or swelling_of(decisive, evidence)
 
 
 def _shows(look: Look) -> bool:
@@ -110,10 +120,6 @@ def _shows(look: Look) -> bool:
 
 def _is_made_outside(look: Look, evidence: Evidence) -> bool:
     return look.outside and not is_of_scale(look, evidence)
-
-
-def _is_forward(diagnosis: Diagnosis) -> bool:
-    return diagnosis.first is not None and diagnosis.first.phase == "forward"
 
 
 def _is_stuck(report: Report) -> bool:
@@ -246,7 +252,7 @@ def _moments(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
     """Yields what an Adam loses that keeps its state in the format of the parameters."""
     found = [each for each in evidence.report.ranges.moments if each.form in HALF]
     fault = evidence.report.diagnosis.first
-    broken = fault is not None and (fault.operation, fault.role) == ("data", "weight")
+    broken = fault is not None and fault.operation in ("data", "update") and fault.role == "weight"
     for each in [it for it in found if it.eps_vanishes][:1]:
         text = f"eps={each.eps:g} of its optimizer is 0 in {each.form}, so that steps divide by 0."
         severity = "error" if broken else "warning"
@@ -274,10 +280,10 @@ def _notes(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
 _FINDERS: tuple[Callable[[Evidence, Look | None], Iterator[Finding]], ...] = (
     _untrained,
     _frameworks,
+    _diverging,
     _fault,
     scaled_for_nothing,
     asked_late,
-    _diverging,
     _outlying,
     _losses,
     _skips,

@@ -1,10 +1,10 @@
 """Collects what the process of a script tells into a report."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, TypeVar
 
-from halfstep.core import Cast, Diagnosis, Ranges, Report, Step, summed
+from halfstep.core import Cast, Diagnosis, Fault, Range, Ranges, Report, Step, summed
 from halfstep.diagnose._asking import Own, own_text
 from halfstep.launch import RunLog, RunResult, policy_text
 
@@ -18,12 +18,16 @@ class Look:
         failed: Whether it was looked at because it was skipped or its loss was not finite.
         outside: Whether what is not finite came from outside of every model.
         line: Where the backward pass began, as "file:line"; empty where it is not known.
+        sizes: The largest number of the data and the norms of the models, None if not known.
+        only: The name and the class of the model, None where there are several or it is not known.
     """
 
     report: Report
     failed: bool
     outside: bool
     line: str = ""
+    sizes: tuple[float, dict[str, float]] | None = None
+    only: tuple[str, str] | None = None
 
     @property
     def step(self) -> int:
@@ -56,6 +60,12 @@ class Evidence:
     asked: tuple[Own, ...] = ()
 
     @property
+    def taken(self) -> list[Look]:
+        """The looks at steps that went well, in which numbers are as they usually are."""
+        skipped = {step.number for step in self.report.skipped}
+        return [look for look in self.looks if not (look.failed or look.step in skipped)]
+
+    @property
     def half(self) -> str:
         """The format of 16 bits that the script keeps its parameters in, empty for none."""
         return half_of(self.report.ranges)
@@ -67,6 +77,8 @@ class Evidence:
         return self.run.ineffective and (self.overrides or not chosen)
 
 
+_SEVERAL = 2
+_Told = TypeVar("_Told", Cast, Fault, Range)
 Findings: TypeAlias = Callable[[Evidence], Report]
 
 
@@ -138,9 +150,10 @@ class Heard:
             stopped: Whether somebody ended it before its end.
         """
         run = self._log.result(exit_code=bool(error), error=error, seconds=0.0)
-        sampled = [look.report for look in self._looks if not look.failed]
+        looks = _named(self._looks)
+        sampled = [look.report for look in looks if not look.failed]
         last = sampled[-1] if sampled else Report(script="", policy="")
-        ranges = summed([each.ranges for each in sampled])
+        ranges = summed(_usual(sampled, self._steps))
         report = Report(
             script=script,
             policy=self._policy_text(run, ranges),
@@ -156,9 +169,8 @@ class Heard:
             error=error,
             stopped=stopped,
         )
-        looks, unseen = tuple(self._looks), tuple(self._unseen)
         others = (self._frameworks, tuple(self._notes), self.overrides, tuple(self._asked))
-        return findings(Evidence(report, run, looks, unseen, *others))
+        return findings(Evidence(report, run, tuple(looks), tuple(self._unseen), *others))
 
     def _policy_text(self, run: RunResult, ranges: Ranges) -> str:
         """Returns what a run trained under, and who chose it."""
@@ -175,8 +187,9 @@ class Heard:
     def _add_steps(self, report: dict[str, Any]) -> None:
         self._steps += Report.from_dict(report).steps
 
-    def _add_look(self, report: dict[str, Any], **values: Any) -> None:
-        self._looks.append(Look(Report.from_dict(report), **values))
+    def _add_look(self, report: dict[str, Any], only: Any = None, **values: Any) -> None:
+        model = None if only is None else tuple(only)
+        self._looks.append(Look(Report.from_dict(report), only=model, **values))
 
     def _add_unseen(self, step: int, why: str) -> None:
         self._unseen.append((step, why))
@@ -194,6 +207,36 @@ class Heard:
 
     def _add_frameworks(self, frameworks: list[str]) -> None:
         self._frameworks = tuple(frameworks)
+
+
+def _named(looks: list[Look]) -> list[Look]:
+    """Returns looks in which a model that is not the only one of the script has its name."""
+    if len({look.only for look in looks}) < _SEVERAL:
+        return looks
+    return [
+        replace(look, report=_below(*look.only, look.report)) if look.only else look
+        for look in looks
+    ]
+
+
+def _below(name: str, kind: str, report: Report) -> Report:
+    """Returns a report with the name of its model in front of those of its modules."""
+
+    def told(each: _Told) -> _Told:
+        return replace(each, module=name if each.module == kind else f"{name}.{each.module}")
+
+    seen, found = report.ranges, report.diagnosis
+    ranges = replace(seen, rows=tuple(map(told, seen.rows)))
+    diagnosis = replace(found, faults=tuple(map(told, found.faults)))
+    casts = tuple(map(told, report.casts))
+    return replace(report, ranges=ranges, diagnosis=diagnosis, casts=casts)
+
+
+def _usual(sampled: list[Report], steps: list[Step]) -> list[Ranges]:
+    """Returns the ranges of the steps that were taken, or else of those that were not."""
+    skipped = {step.number for step in steps if step.skipped}
+    taken = [each for each in sampled if each.sampled[0] not in skipped]
+    return [each.ranges for each in taken or sampled]
 
 
 def _worst(sampled: list[Report]) -> Diagnosis:

@@ -11,7 +11,7 @@ from halfstep.diagnose._placing import new_scaler
 _USUAL_POWER = 16
 _MADE = (
     "At step {step}, what is not finite was made outside of every model{before}: look at the code "
-    "between its output and the loss, such as a log or a division."
+    "between an output and the next model or the loss, such as a log or a division."
 )
 _CAME_BACK = (
     "At step {step}, gradients that are not finite came back from the loss, which is finite, at "

@@ -87,7 +87,7 @@ class Looking:
     """
 
     # The loss is a part of what is looked at, so nothing broken comes from elsewhere.
-    whole, entered_broken = True, False
+    whole, entered_broken, sizes, only = True, False, None, None
 
     def __init__(self) -> None:
         self._steps = Steps(self._taken)
@@ -137,6 +137,9 @@ class Looking:
     def has_calls(self) -> bool:
         """Whether a step is there to be looked at."""
         return self._now is not None
+
+    def expect(self, *, sampled: bool) -> None:
+        """Each step is kept as it was before, whether it is to be looked at or not."""
 
     def forget(self) -> None:
         """The step is over."""

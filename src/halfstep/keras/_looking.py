@@ -73,6 +73,9 @@ class Looking:
         ('dense', 'matmul', 'forward')
     """
 
+    # What the data and the models are like is not looked at.
+    sizes, only = None, None
+
     def __init__(self) -> None:
         self._calls = Calls(self._traced)
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -90,6 +93,9 @@ class Looking:
                 undo.pop()()
 
         return end
+
+    def expect(self, *, sampled: bool) -> None:
+        """Each step is kept as it was before, whether it is to be looked at or not."""
 
     def forget(self) -> None:
         """The step is over."""

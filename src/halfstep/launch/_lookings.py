@@ -35,6 +35,11 @@ class Lookings:
         for each in self._found:
             each.forget()
 
+    def expect(self, *, sampled: bool) -> None:
+        """Tells whether the next step is to be looked at."""
+        for each in self._found:
+            each.expect(sampled=sampled)
+
     @property
     def whole(self) -> bool:
         """Whether all of the step is looked at, and not only what is in models."""
@@ -54,6 +59,17 @@ class Lookings:
     def entered_broken(self) -> bool:
         """Whether what came back to a model was not finite already."""
         return any(each.entered_broken for each in self._found)
+
+    @property
+    def sizes(self) -> tuple[float, dict[str, float]] | None:
+        """How large the data and the parameters are, of the first that knows."""
+        return next(filter(None, (each.sizes for each in self._seeing)), None)
+
+    @property
+    def only(self) -> tuple[str, str] | None:
+        """The name and the class of the only model of a step, None where nobody knows of one."""
+        found = [each.only for each in self._seeing]
+        return found[0] if len(found) == 1 else None
 
     @property
     def _seeing(self) -> list[Any]:

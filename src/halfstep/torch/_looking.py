@@ -2,36 +2,33 @@
 
 import contextlib
 import math
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as with_changes
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from halfstep.core import Cast, Diagnosis, Plan, Ranges, quiet
 from halfstep.torch._called import Call, loss_of, put
-from halfstep.torch._engine import _state
+from halfstep.torch._chained import fault_of
+from halfstep.torch._engine._paths import _unwrapped
 from halfstep.torch._global import _is_of_keras, suspended
-from halfstep.torch._observing._diagnosis import diagnosis
+from halfstep.torch._observing._named import Names, below
 from halfstep.torch._observing._ranges import ranges
-from halfstep.torch._observing._step import Case
 from halfstep.torch._own import Own
 from halfstep.torch._patches import Undo, replace
 from halfstep.torch._plan import plan
-from halfstep.torch._private import autocast_devices, in_backward
+from halfstep.torch._private import in_backward
 from halfstep.torch._recast import casts_of
 from halfstep.torch._regions._forward import forward_of
 from halfstep.torch._regions._tree import tensors_in
+from halfstep.torch._several import earliest, named, together
 from halfstep.torch._stepping import note_broken
-from halfstep.torch._tried import TOLD_OF, tried
+from halfstep.torch._tried import TOLD_OF, outside_of_autocast
+from halfstep.torch._updates import Updates
 from halfstep.torch._within import Within
-
-Found = TypeVar("Found")
 
 _KEPT_CALLS = 8
 _EVENTS = (*TOLD_OF, "metric", "nonfinite", "scale", "step", "update")
@@ -73,8 +70,11 @@ class Looking:
 
     def __init__(self) -> None:
         self._calls: deque[Call] = deque(maxlen=_KEPT_CALLS)
-        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        # Those of models that are not trained, through which gradients go to one that is.
+        self._passed: deque[Call] = deque(maxlen=_KEPT_CALLS)
+        self._names, self._count = Names(), 0
         self._within = Within()
+        self._updates = Updates(lambda: self._within.here)
         self._told_casts = False
         self._own = Own()
 
@@ -85,7 +85,7 @@ class Looking:
         """
         torch.compiler.set_stance("force_eager")
         ends = [self._own.start(), note_broken(), replace(nn.Module, "__call__", self._call)]
-        ends.append(register_optimizer_step_post_hook(self._stepped).remove)
+        ends.append(self._updates.start())
 
         def end() -> None:
             while ends:
@@ -97,7 +97,13 @@ class Looking:
     def forget(self) -> None:
         """Forgets the calls: their step is over."""
         self._calls.clear()
+        self._passed.clear()
+        self._updates.forget()
         self._own.scales.forget()
+
+    def expect(self, *, sampled: bool) -> None:
+        """Learns whether the next step is to be looked at, once it has changed the parameters."""
+        self._updates.keeps = sampled
 
     @property
     def has_calls(self) -> bool:
@@ -106,8 +112,31 @@ class Looking:
 
     @property
     def entered_broken(self) -> bool:
-        """Whether gradients came back to a model that were not finite already."""
-        return any(call.entered_broken for call in tuple(self._calls))
+        """Whether gradients came back to a model that were not finite and that no model made."""
+        calls = self._all_calls
+        return any(call.entered_broken for call in calls) and not any(it.broke for it in calls)
+
+    @property
+    def sizes(self) -> tuple[float, dict[str, float]]:
+        """The largest number of the data of the step, and the norm of what each model trains."""
+        norms = {
+            self._names.of(it.model): self._updates.norm_before(it.model)
+            for it in tuple(self._calls)
+        }
+        return max((call.largest_given for call in tuple(self._calls)), default=0.0), norms
+
+    @property
+    def only(self) -> tuple[str, str] | None:
+        """The name and the class of the model that is trained, None where there are several."""
+        models = {id(call.model): call.model for call in tuple(self._calls)}
+        if len(models) != 1:
+            return None
+        (model,) = models.values()
+        return self._names.of(model), type(_unwrapped(model)).__name__
+
+    @property
+    def _all_calls(self) -> list[Call]:
+        return sorted((*tuple(self._calls), *tuple(self._passed)), key=lambda call: call.number)
 
     def faults(self, scale: float) -> Diagnosis:
         """Returns the first fault of the step in a model, false if there is none.
@@ -115,17 +144,18 @@ class Looking:
         Args:
             scale: What the loss was multiplied by; 1.0 for what a region does inside.
         """
-        return _outside(lambda: self._faults(scale))
+        return outside_of_autocast(lambda: self._faults(scale))
 
     def _faults(self, scale: float) -> Diagnosis:
-        found, several = Diagnosis(), len({id(call.model) for call in tuple(self._calls)}) > 1
-        for model, loss_fn, outer in self._models(scale):
-            case = Case(model, (), loss_fn, outer, tells_loss=False)
-            with self._as_before(model), tried(case, None):
-                found = diagnosis(case)
-            if found:
-                return _of(model, found) if several else found
-        return found
+        calls, found = self._all_calls, list[Diagnosis]()
+        for model in {id(call.model): call.model for call in calls}.values():
+            own = [call for call in calls if call.model is model]
+            with self._as_before(own), self._apart():
+                seen = fault_of(own, self._outer(model, own, scale))
+                seen = self._updates.blamed(model, seen)
+            plain = self.only is not None and _is_trained(model)
+            found.append(seen if plain else named(model, self._names.of(model), seen))
+        return earliest(found)
 
     def ranges(self, scale: float) -> Seen | None:
         """Returns how the numbers of the step lie in each format, None where nothing was called.
@@ -133,7 +163,7 @@ class Looking:
         Args:
             scale: What the loss was multiplied by, or the scale of the region.
         """
-        return _outside(lambda: self._seen(scale))
+        return outside_of_autocast(lambda: self._seen(scale))
 
     def _seen(self, scale: float) -> Seen | None:
         models = self._models(scale, broken=True)  # to be counted, not to be taken for zeros
@@ -144,15 +174,16 @@ class Looking:
         found = [(each, ranges) for each, ranges, _ in seen]
         casts = () if self._told_casts else tuple(self._all_casts([each for each, _ in found]))
         self._told_casts = True
-        return Seen(_together(found), _power(model, first, scale, outer), casts)
+        joint = together({self._names.of(each): ranges for each, ranges in found})
+        return Seen(joint, _power(model, first, scale, outer), casts)
 
     def _all_casts(self, models: list[nn.Module]) -> Iterator[Cast]:
         """Yields the casts of all models, below their names where there are several."""
         for model in models:
-            kind = type(model).__name__
+            name = self._names.of(model) if len(models) > 1 else ""
             for cast in self._casts(model):
-                path = _below(kind, cast.module) if len(models) > 1 else cast.module
-                yield with_changes(cast, module=path or kind)
+                path = below(name, cast.module) if name else cast.module
+                yield with_changes(cast, module=path or type(model).__name__)
 
     def plan(self, *, seconds: float, budget: float, tell: Callable[[str], None]) -> Plan | None:
         """Returns the policy under which the largest model of the step is fastest, with its calls.
@@ -162,28 +193,18 @@ class Looking:
             budget: How far an operation may be from float32.
             tell: Is told what is measured.
         """
-        return _outside(lambda: self._plan(seconds=seconds, budget=budget, tell=tell))
+        return outside_of_autocast(lambda: self._plan(seconds=seconds, budget=budget, tell=tell))
 
     def _plan(self, **settings: Any) -> Plan | None:
         for model, loss_fn, _ in self._models(1.0):
-            with self._as_before(model):
+            with self._as_before(self._calls_of(model)):
                 return plan(model, (), loss_fn, **settings)
         return None
 
     def _ranges(self, model: nn.Module, loss_fn: Callable[..., Tensor]) -> Ranges:
-        found = ranges(model, (), loss_fn, optimizer=self._optimizer(model))
+        with self._as_before(self._calls_of(model)):
+            found = ranges(model, (), loss_fn, optimizer=self._updates.optimizer_of(model))
         return found if math.isfinite(found.entering) else with_changes(found, entering=0.0)
-
-    def _optimizer(self, model: nn.Module) -> Optimizer | None:
-        """Returns the optimizer of a model, None where it has several or none."""
-        own = {id(each) for each in model.parameters()}
-        trains = [
-            each
-            for each in self._optimizers
-            if any(id(param) in own for group in each.param_groups for param in group["params"])
-        ]
-        is_one = len(trains) == 1 and not isinstance(trains[0], torch.optim.LBFGS)
-        return trains[0] if is_one else None
 
     def _models(
         self, scale: float, *, broken: bool = False
@@ -193,7 +214,7 @@ class Looking:
         for model in sorted(models, key=_size, reverse=True):
             calls = self._calls_of(model)
             outer = self._outer(model, calls, scale)
-            with quiet(*_EVENTS), self._within.call(), suspended():
+            with self._apart():
                 yield model, loss_of(calls, outer, broken=broken), outer
 
     def _calls_of(self, model: nn.Module) -> list[Call]:
@@ -208,12 +229,18 @@ class Looking:
         return own[-1] if own else self._own.scales.latest() or scale
 
     @contextlib.contextmanager
-    def _as_before(self, model: nn.Module) -> Iterator[None]:
-        """Lets the buffers of a model be what they were before the step, until the block ends."""
-        buffers = next(call.buffers for call in tuple(self._calls) if call.model is model)
-        now = [(each, each.clone()) for each, _ in buffers]
+    def _apart(self) -> Iterator[None]:
+        """Lets nobody be told of what runs until the block ends."""
+        with quiet(*_EVENTS), self._within.call(), suspended():
+            yield
+
+    @contextlib.contextmanager
+    def _as_before(self, calls: list[Call]) -> Iterator[None]:
+        """Lets a model be what it was before its calls, until the block ends."""
+        before = [*calls[0].buffers, *self._updates.before]
+        now = [(each, each.clone()) for each, _ in before]
         try:
-            put(buffers)
+            put(before)
             yield
         finally:
             put(now)
@@ -222,30 +249,25 @@ class Looking:
         with quiet(*_EVENTS), self._within.call():
             return list(casts_of(model, self._calls_of(model)))
 
-    def _stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not self._within.here:
-            self._optimizers.add(optimizer)
-
     def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self._within.holds(module) or in_backward() or not torch.is_grad_enabled():
             return original(module, *args, **kwargs)
         kind: Any = type(module)
-        if _is_of_keras(kind) or not any(it.requires_grad for it in module.parameters()):
+        given, trained = tensors_in((args, kwargs)), _is_trained(module)
+        if _is_of_keras(kind) or not (trained or any(it.requires_grad for it in given)):
             return original(module, *args, **kwargs)
-        call = Call.of(module, args, kwargs, self._own.around)
+        self._names.of(module)
+        self._count += 1
+        call = Call.of(module, args, kwargs, self._own.around, self._count)
         with self._within.call(module):
             output = original(module, *args, **kwargs)
-        call.made(tensors_in(output), self._own.scales.backward)
-        self._calls.append(call)
+        call.made(given, tensors_in(output), self._own.scales.backward)
+        (self._calls if trained else self._passed).append(call)
         return output
 
 
-def _outside(look: Callable[[], Found]) -> Found:
-    """Looks outside of any autocast that the script is in: a thread of its own is in none."""
-    if not (_state.entered() or any(map(torch.is_autocast_enabled, autocast_devices()))):
-        return look()
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(look).result()
+def _is_trained(model: nn.Module) -> bool:
+    return any(each.requires_grad for each in model.parameters())
 
 
 def _size(model: nn.Module) -> int:
@@ -260,30 +282,3 @@ def _power(model: nn.Module, found: Ranges, scale: float, outer: float) -> int:
     # A region multiplies whatever enters to the size of its scale.
     power = math.frexp(scale)[1] - 1
     return power - math.frexp(found.entering)[1] if forward.region._scaled else 0
-
-
-def _of(model: nn.Module, found: Diagnosis) -> Diagnosis:
-    """Returns what was found with the name of the model before those of its modules."""
-    name = type(model).__name__
-    faults = tuple(
-        each if each.module == name else with_changes(each, module=_below(name, each.module))
-        for each in found.faults
-    )
-    return with_changes(found, faults=faults)
-
-
-def _together(found: list[tuple[nn.Module, Ranges]]) -> Ranges:
-    """Returns the ranges of several models as one, their modules below the names of the models."""
-    _, first = found[0]
-    if len(found) == 1:
-        return first
-    rows = [
-        with_changes(row, module=_below(type(model).__name__, row.module))
-        for model, each in found
-        for row in each.rows
-    ]
-    return with_changes(first, rows=tuple(rows))
-
-
-def _below(name: str, path: str) -> str:
-    return f"{name}.{path}" if path else name

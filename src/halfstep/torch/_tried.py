@@ -1,8 +1,9 @@
 """What every step that is only tried needs: checks, and a process that does not notice."""
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -17,6 +18,8 @@ from halfstep.torch._observing._step import Case
 from halfstep.torch._prepare import prepare
 from halfstep.torch._private import autocast_devices
 from halfstep.torch._regions._forward import device_of, forward_of
+
+Found = TypeVar("Found")
 
 # What a training is told of, which is not one here.
 TOLD_OF = ("backward", "loss", "region", "precision")
@@ -77,8 +80,24 @@ def _refuse_two_scales(case: Case, policy: Policy | str | None) -> None:
         )
 
 
+def outside_of_autocast(look: Callable[[], Found]) -> Found:
+    """Returns what a function does outside of any autocast: a thread of its own is in none.
+
+    Args:
+        look: The function.
+    """
+    if not _in_autocast():
+        return look()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(look).result()
+
+
+def _in_autocast() -> bool:
+    return entered() or any(map(torch.is_autocast_enabled, autocast_devices()))
+
+
 def _refuse_autocast(case: Case) -> None:
-    if entered() or any(map(torch.is_autocast_enabled, autocast_devices())):
+    if _in_autocast():
         raise UsageError(
             f"{case.caller} needs to be called outside of autocast, which it would not see, and "
             "got it inside of one. Enter the autocast in loss_fn."

@@ -1,8 +1,6 @@
 """Where in a model, and on which line, an operation runs."""
 
 import contextlib
-import functools
-import os
 import sys
 import warnings
 from collections import Counter
@@ -10,21 +8,13 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 from torch.nn.modules import module as _module
 
-import halfstep
 from halfstep.torch import _private
 from halfstep.torch._engine._paths import HOOKS_ARE_GLOBAL, _unwrapped
+from halfstep.torch._observing._named import Names, below, is_own
 from halfstep.torch._regions._forward import forward_of
-
-# Their lines, and those of what they are run by, are nobody's own.
-_OWN = (
-    *(f"{os.path.dirname(each.__file__ or '')}{os.sep}" for each in (torch, halfstep)),
-    contextlib.__file__,
-    functools.__file__,
-)
 
 
 class Place(NamedTuple):
@@ -58,9 +48,10 @@ class Places:
         self._names = _names(whole)
         self._root = self._names[id(whole)] = type(whole).__name__
         self._names.update({id(each): "" for each in _wrappers(model, whole)})
-        # The classes of other models by their modules, and those models, so that an id stays one's.
+        # The names of other models by their modules, and those models, so that an id stays one's.
         self._roots: dict[int, str] = {}
         self._others: list[nn.Module] = []
+        self._given = Names(self._root)
         # Those that are not registered in the module that calls them, which rules take them for.
         self._inner: set[int] = set()
         self._stack = [Place(outside, 0, is_root=True)]
@@ -91,7 +82,7 @@ class Places:
         return self._passes[-1] == _private.backward_pass()
 
     def known(self, module: nn.Module) -> tuple[str, str]:
-        """Returns the class of another model that a module is in, and its path in its model."""
+        """Returns the name of another model that a module is in, and its path in its model."""
         if id(module) not in self._names:
             self._meet(module)
         root, name = self._roots.get(id(module), ""), self._names[id(module)]
@@ -99,12 +90,12 @@ class Places:
 
     def _meet(self, module: nn.Module) -> None:
         """Takes note of another model, such as the discriminator in the loss of a generator."""
-        whole, kind = _unwrapped(module), type(_unwrapped(module)).__name__
-        found = {place: f"{kind}.{name}" if name else kind for place, name in _names(whole).items()}
-        found |= {id(each): kind for each in _wrappers(module, whole)}
+        whole, given = _unwrapped(module), self._given.of(module)
+        found = {place: below(given, name) for place, name in _names(whole).items()}
+        found |= {id(each): given for each in _wrappers(module, whole)}
         new = {place: name for place, name in found.items() if place not in self._names}
         self._names |= new
-        self._roots |= dict.fromkeys(new, kind)
+        self._roots |= dict.fromkeys(new, given)
         self._inner.update(new if len(self._stack) > 1 and forward_of(module) is None else ())
         self._others.append(module)
         self._tell(module)
@@ -129,10 +120,10 @@ class Places:
                     hook.remove()
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        _, below = self.known(module)
+        _, inside = self.known(module)
         path = self._names[id(module)] or self.here.path
-        is_root, below = not below, self.here.below if id(module) in self._inner else below
-        self._stack.append(Place(path, self._calls[path], is_root, below))
+        known = self.here.below if id(module) in self._inner else inside
+        self._stack.append(Place(path, self._calls[path], not inside, known))
         self._passes.append(_private.backward_pass())
         self._calls[path] += 1
 
@@ -172,7 +163,7 @@ def line(stop: tuple[CodeType, ...]) -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code not in stop:
         code = frame.f_code
-        if not code.co_filename.startswith(_OWN):
+        if not is_own(code.co_filename):
             return f"{code.co_filename}:{frame.f_lineno} ({code.co_qualname})"
         frame = frame.f_back
     return ""

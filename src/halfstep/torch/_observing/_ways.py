@@ -47,7 +47,7 @@ class Way:
 
     Args:
         region: The innermost region, None without one.
-        root: The class of the model that the region is in; empty for the model that is looked at.
+        root: The name of the model that the region is in; empty for the model that is looked at.
         path: The path of the module that is the region, in that model.
         asked: What the innermost autocast was asked for, None without one.
     """
@@ -127,7 +127,7 @@ class Way:
     def _preparing(self) -> str:
         assert self.region is not None
         model = f"model.get_submodule({quoted(self.path)})" if self.path else "model"
-        which = f"  # model: the {self.root}" if self.root else ""
+        which = f"  # model: {self.root}" if self.root else ""
         if not which and any(True for _ in self.region._attached()):
             which = f"  # in place of how the {type(self.region._module()).__name__} was prepared"
         return f"region = prepare({model}, optimizer, policy=policy){which}"

@@ -14,6 +14,7 @@ from torch.utils.weak import TensorWeakRef
 
 from halfstep.core import Culprits
 from halfstep.errors import UsageError
+from halfstep.torch._observing._named import Names, below
 
 Found = dict[torch.device, Tensor]
 Kind = tuple[int, torch.dtype, torch.layout]
@@ -200,9 +201,17 @@ parameter, got ('scale', 3). Pass model.named_parameters().
 
     def _known(self) -> dict[int, str]:
         pairs = [(name, ref()) for name, ref in self._pairs]
-        for module in filter(None, (ref() for ref in self._modules)):
-            pairs += module.named_parameters()
+        pairs += _named(filter(None, (ref() for ref in self._modules)))
         return {id(parameter): name for name, parameter in pairs if parameter is not None}
+
+
+def _named(modules: Iterable[nn.Module]) -> list[tuple[str, Tensor]]:
+    """Returns parameters by name, with that of the module in front where a name is not enough."""
+    names, found = Names(), [(each, [*each.named_parameters()]) for each in modules]
+    paths = [path for _, pairs in found for path, _ in pairs]
+    if len({*paths}) == len(paths):
+        return [pair for _, pairs in found for pair in pairs]
+    return [(below(names.of(it), path), each) for it, pairs in found for path, each in pairs]
 
 
 def _check_iterable(source: Any) -> None:
