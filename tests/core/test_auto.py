@@ -30,7 +30,7 @@ def is_slower(each, dtype):
     low, full = getattr(each, dtype), getattr(each, f"full_{dtype}")
     least = each.float32 if math.isinf(full) else max(each.float32, full)
     known = 0.0 < each.float32 < math.inf and math.isfinite(low)
-    return not known or (low > MARGIN * each.float32 and low > MARGIN * least)
+    return not known or (low / each.float32 > MARGIN and low > MARGIN * least)
 
 
 def in_full(policy):
