@@ -22,6 +22,7 @@ _FEW = 6
 # longer, so that some are over before the machine does something else.
 _ENOUGH = 0.0005
 _MOST = 32
+_GRAIN = 1e-9
 # How much of the time that is left a family may take.
 _SHARE = 0.65
 
@@ -131,7 +132,7 @@ class Race:
 
     def _read(self, entry: Entry, first: float) -> None:
         seconds = min((first, *self._readings[entry]))
-        times = round(_ENOUGH / max(seconds, 1e-7))
+        times = round(_ENOUGH / seconds)
         self._readings[entry].append(self._seconds(entry, max(1, min(_MOST, times))))
 
     def _is_slow(self, entry: Entry) -> bool:
@@ -145,7 +146,7 @@ class Race:
         for _ in range(times):
             self._calls[entry]()
         self._wait()
-        return (self._clock() - begin) / times
+        return max(self._clock() - begin, _GRAIN) / times
 
     def _shortest(self, entries: Sequence[Entry]) -> dict[str, Any]:
         known = [e for e in entries if len(self._readings[e]) >= _LEAST or self._is_slow(e)]
