@@ -14,10 +14,12 @@ LIMIT = 2.0  # seconds
 # Of this many readings the shortest counts, and of fewer than a few none.
 _ROUNDS = 8
 _LEAST = 3
-# What takes that many times as long as float32 is not timed any further, after one or a few.
-_FAR = 10.0
+# What takes that many times as long as float32 is not timed any further after a few readings, and
+# after one if it is that many times, and longer than the machine leaves a process alone.
 _HOPELESS = 2.0
 _FEW = 6
+_FAR = 10.0
+_LONG = 0.02
 # Seconds that a reading lasts at least, so that the clock's grain does not matter, and hardly
 # longer, so that some are over before the machine does something else.
 _ENOUGH = 0.0005
@@ -138,8 +140,11 @@ class Race:
     def _is_slow(self, entry: Entry) -> bool:
         """Returns whether enough is known of something that is slow."""
         own, wide = self._readings[entry], self._readings[entry._replace(dtype="float32")]
+        if not own or not wide:
+            return False
         limit = _HOPELESS if len(own) >= _FEW else _FAR
-        return bool(own and wide) and min(own) > limit * min(wide)
+        enough = len(own) >= _FEW or min(own) >= _LONG
+        return enough and min(own) > limit * min(wide)
 
     def _seconds(self, entry: Entry, times: int) -> float:
         begin = self._clock()
