@@ -95,9 +95,11 @@ class FamilyTimes:
             >>> FamilyTimes("attention", "large", 1.0, 1.2).is_slow("bfloat16")
             True
         """
-        return self.ratio(dtype) > _MARGIN and not (
-            getattr(self, dtype) <= _MARGIN * self.in_full(dtype) < math.inf
-        )
+        if self.ratio(dtype) <= _MARGIN:
+            return False
+        # Around it there is more that would then run in float32, too: it has to be worth it.
+        full = float(getattr(self, f"full_{dtype}"))
+        return math.isinf(full) or self.in_full(dtype) <= _GAIN * float(getattr(self, dtype))
 
     def best(self, dtype: str) -> float:
         """Returns the time that it takes in the policy of a format.
