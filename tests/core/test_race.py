@@ -75,6 +75,14 @@ def test_what_is_far_too_slow_is_not_called_again(clock):
     assert clock.calls.count(wide) > 10
 
 
+def test_something_short_is_not_judged_by_one_reading(clock):
+    """It may have been the machine, which did something else."""
+    wide, low = entries("matmul")[:2]
+    calls = {wide: clock.taking(wide, 0.0001), low: clock.taking(low, 0.001, 0.015, 0.0001)}
+    (times,) = raced(clock, calls)
+    assert times.ratio("bfloat16") == pytest.approx(1.0)
+
+
 def test_a_format_without_a_kernel_is_not_known(clock):
     wide, low, half = entries("matmul")
 

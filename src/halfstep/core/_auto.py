@@ -61,11 +61,11 @@ class FamilyTimes:
 
     def __post_init__(self) -> None:
         seconds = tuple(getattr(self, name) for name in _fields.names(self)[2:])
-        if self.family in _TARGETS and self.size in _SIZES and all(each >= 0.0 for each in seconds):
+        if self.family in _TARGETS and self.size in _SIZES and all(each > 0.0 for each in seconds):
             return
         raise ReportError(
             f"FamilyTimes needs a family among {', '.join(_TARGETS)}, a size among "
-            f"{', '.join(_SIZES)} and seconds >= 0, got {self.family!r}, {self.size!r} and "
+            f"{', '.join(_SIZES)} and seconds > 0, got {self.family!r}, {self.size!r} and "
             f"{seconds}. Delete the file that it was read from: it is measured again."
         )
 
@@ -76,8 +76,7 @@ class FamilyTimes:
             >>> FamilyTimes("matmul", "large").ratio("bfloat16")
             inf
         """
-        ratio = float(getattr(self, dtype)) / self.float32 if self.float32 else math.inf
-        return math.inf if math.isnan(ratio) or math.isinf(self.float32) else ratio
+        return math.inf if math.isinf(self.float32) else float(getattr(self, dtype)) / self.float32
 
     def in_full(self, dtype: str) -> float:
         """Returns the time that is left where it stays in float32, casts included if known.
@@ -96,9 +95,11 @@ class FamilyTimes:
             >>> FamilyTimes("attention", "large", 1.0, 1.2).is_slow("bfloat16")
             True
         """
-        return self.ratio(dtype) > _MARGIN and not (
-            getattr(self, dtype) <= _MARGIN * self.in_full(dtype) < math.inf
-        )
+        if self.ratio(dtype) <= _MARGIN:
+            return False
+        # Around it there is more that would then run in float32, too: it has to be worth it.
+        full = float(getattr(self, f"full_{dtype}"))
+        return math.isinf(full) or self.in_full(dtype) <= _GAIN * float(getattr(self, dtype))
 
     def best(self, dtype: str) -> float:
         """Returns the time that it takes in the policy of a format.
@@ -165,6 +166,8 @@ def _best(times: Sequence[FamilyTimes], whole: bool) -> str:
 
 
 def _is_worth_it(times: Sequence[FamilyTimes], dtype: str, whole: bool) -> bool:
+    if any(math.isinf(each.float32) for each in times):
+        return False  # there was no time to know enough
     worthy = [each for each in times if each.family in _WORTHY]
     if whole and any(each.ratio(dtype) > _MARGIN for each in worthy):
         return False
@@ -176,14 +179,12 @@ def _is_worth_it(times: Sequence[FamilyTimes], dtype: str, whole: bool) -> bool:
 
 def _pays(times: Sequence[FamilyTimes], dtype: str, whole: bool) -> bool:
     """Returns whether an operation gains what it costs to have something in the format around."""
-    known = [each for each in times if math.isfinite(each.float32)]
-    return sum(_left(e, dtype, whole) for e in known) <= sum(each.float32 for each in known)
+    return sum(_left(e, dtype, whole) for e in times) <= sum(each.float32 for each in times)
 
 
 def _score(times: Sequence[FamilyTimes], dtype: str, whole: bool) -> float:
     """Returns the geometric mean of what is left of float32's time."""
-    known = [each for each in times if 0.0 < each.float32 < math.inf]
-    left = [max(_left(each, dtype, whole) / each.float32, 1e-9) for each in known]
+    left = [_left(each, dtype, whole) / each.float32 for each in times]
     return math.exp(sum(map(math.log, left)) / len(left))
 
 

@@ -14,14 +14,17 @@ LIMIT = 2.0  # seconds
 # Of this many readings the shortest counts, and of fewer than a few none.
 _ROUNDS = 8
 _LEAST = 3
-# What takes that many times as long as float32 is not timed any further, after one or a few.
-_FAR = 10.0
+# What takes that many times as long as float32 is not timed any further after a few readings, and
+# after one if it is that many times, and longer than the machine leaves a process alone.
 _HOPELESS = 2.0
 _FEW = 6
+_FAR = 10.0
+_LONG = 0.02
 # Seconds that a reading lasts at least, so that the clock's grain does not matter, and hardly
 # longer, so that some are over before the machine does something else.
 _ENOUGH = 0.0005
 _MOST = 32
+_GRAIN = 1e-9
 # How much of the time that is left a family may take.
 _SHARE = 0.65
 
@@ -131,21 +134,24 @@ class Race:
 
     def _read(self, entry: Entry, first: float) -> None:
         seconds = min((first, *self._readings[entry]))
-        times = round(_ENOUGH / max(seconds, 1e-7))
+        times = round(_ENOUGH / seconds)
         self._readings[entry].append(self._seconds(entry, max(1, min(_MOST, times))))
 
     def _is_slow(self, entry: Entry) -> bool:
         """Returns whether enough is known of something that is slow."""
         own, wide = self._readings[entry], self._readings[entry._replace(dtype="float32")]
+        if not own or not wide:
+            return False
         limit = _HOPELESS if len(own) >= _FEW else _FAR
-        return bool(own and wide) and min(own) > limit * min(wide)
+        enough = len(own) >= _FEW or min(own) >= _LONG
+        return enough and min(own) > limit * min(wide)
 
     def _seconds(self, entry: Entry, times: int) -> float:
         begin = self._clock()
         for _ in range(times):
             self._calls[entry]()
         self._wait()
-        return (self._clock() - begin) / times
+        return max(self._clock() - begin, _GRAIN) / times
 
     def _shortest(self, entries: Sequence[Entry]) -> dict[str, Any]:
         known = [e for e in entries if len(self._readings[e]) >= _LEAST or self._is_slow(e)]
