@@ -182,3 +182,15 @@ def test_the_line_builds_the_same_layer(make):
     assert other.compute_dtype == "float32"
     assert own.pop("dtype") != theirs.pop("dtype")
     assert own == theirs
+
+
+@pytest.mark.parametrize("factor", [1e5, np.float32(1e5)])
+def test_a_factor_that_is_too_large_stays_what_it_is(factor):
+    keras.config.set_dtype_policy("mixed_float16")
+    grow = Call(lambda h: ops.tanh(h * factor * 1e-5), name="grow")
+    model = model_of(layers.Dense(4, kernel_initializer="ones"), grow)
+    fault = diagnose(model, ones(2, 4)).first
+    assert (fault.module, fault.operation) == ("grow", "multiply")
+    assert fault.remedy == 'model.get_layer("grow").dtype_policy = "float32"'
+    model.get_layer("grow").dtype_policy = keras.DTypePolicy("float32")
+    assert not diagnose(model, ones(2, 4))
