@@ -82,6 +82,7 @@ NAMES = {
         "subscribe",
         "tell_if_stale",
         "tell_skips",
+        "together",
         "unmatched",
         "where_from",
     ],
