@@ -276,4 +276,5 @@ def _is_at_edge(name: str, operands: list[Any]) -> bool:
     held = numbers(operands[known.operand]) if known else None
     if known is None or held is None or not held.is_real:
         return False
-    return bool(known.edge(held.values).any())
+    with np.errstate(invalid="ignore"):
+        return bool(known.edge(held.values).any())
