@@ -182,3 +182,14 @@ def test_the_line_builds_the_same_layer(make):
     assert other.compute_dtype == "float32"
     assert own.pop("dtype") != theirs.pop("dtype")
     assert own == theirs
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+def test_a_factor_that_is_too_large_stays_what_it_is():
+    grow = Call(lambda h: ops.tanh(h * 1e5), name="grow")
+    model = model_of(layers.Dense(4, kernel_initializer="ones", name="d"), grow, layers.Dense(2))
+    fault = diagnose(model, ones(2, 4)).first
+    assert (fault.module, fault.operation, fault.kind) == ("grow", "multiply", "inf")
+    assert fault.remedy == 'model.get_layer("grow").dtype_policy = "float32"'
+    model.get_layer("grow").dtype_policy = "float32"
+    assert not diagnose(model, ones(2, 4))

@@ -18,9 +18,10 @@ def summed(found: Iterable[Ranges]) -> Ranges:
         found: The values of each step.
 
     Example:
-        >>> step = Ranges((Range("head", "output", Exponents({0: 1}), Exponents({0: 1})),))
-        >>> summed([step, step]).rows[0].run.counts
-        ((0, 2),)
+        >>> values = Exponents.of([1.0, 4.0])
+        >>> step = Ranges((Range("head", "output", values, values),))
+        >>> summed([step, step]).rows[0].run.total
+        4
     """
     rows: dict[tuple[str, str], Range] = {}
     last = Ranges()

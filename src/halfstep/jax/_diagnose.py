@@ -11,7 +11,8 @@ from halfstep.jax._diagnosing import _flow as _flow
 from halfstep.jax._diagnosing._programs import Program, forward, run, with_gradient, written_of
 from halfstep.jax._diagnosing._remedy import Trial
 from halfstep.jax._diagnosing._run import Key, Run
-from halfstep.jax._diagnosing._verdict import faults, told
+from halfstep.jax._diagnosing._verdict import faults
+from halfstep.jax._diagnosing._verdict import told as fault_of
 from halfstep.jax._diagnosing._written import Written, has_inf
 from halfstep.jax._interpret import FLOAT32
 
@@ -61,7 +62,7 @@ def diagnose(
             " without calling the function."
         )
     numbers = _numbers(argnums, len(args))
-    written = functools.cache(lambda: written_of(function, args, kwargs))
+    written = functools.cache(lambda: written_of(function, args, kwargs, numbers))
     program = forward(function, args, kwargs)
     if has_inf(program.closed.jaxpr):
         program = replace(program, written=written())
@@ -72,7 +73,10 @@ def diagnose(
     both = gradient(program) if first.finite else None
     if both is not None:
         found += look(both, known=frozenset(each.key for each in first.made))[1]
-    return Diagnosis(tuple(found))
+    # A number that breaks both passes is one fault.
+    told = [replace(each, remedy="", note="") for each in found]
+    once = [each for place, each in enumerate(found) if told[place] not in told[:place]]
+    return Diagnosis(tuple(once))
 
 
 def _numbers(argnums: Any, count: int) -> Sequence[int] | None:
@@ -112,4 +116,4 @@ def _look(
     found = faults(done, in_float32)
     of = tuple(found), in_float32, program.cast
     trial = Trial(program, written, known, *of, functools.partial(backward, program))
-    return done, [told(each, name, in_float32, trial.remedy(each)) for each in found]
+    return done, [fault_of(each, name, in_float32, trial.remedy(each)) for each in found]

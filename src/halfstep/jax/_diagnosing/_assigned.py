@@ -21,8 +21,14 @@ def assigned(function: Any) -> Iterator[Written]:
     """
     for name, leaf, owner in closed_over(function):
         for node, line in _assignments(owner, name) if _is_lost(leaf) else ():
-            found = (Written(numbers, "", line) for numbers in _numbers(node))
-            yield from (each for each in found if each.becomes(np.asarray(leaf)))
+            array = np.asarray(leaf)
+            found = (Written(_within(array, each), "", line) for each in _numbers(node))
+            yield from (each for each in found if each.becomes(array))
+
+
+def _within(array: Any, numbers: Any) -> Any:
+    """Returns what an array was if a number became the inf in it."""
+    return np.where(np.isinf(array), numbers, array) if numbers.ndim == 0 else numbers
 
 
 def _is_lost(leaf: Any) -> bool:

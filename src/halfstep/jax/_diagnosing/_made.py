@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from jax import numpy as jnp
+
 from halfstep.jax._diagnosing._numbers import Numbers, numbers
 from halfstep.jax._diagnosing._written import Written
 
@@ -90,3 +93,20 @@ def value(array: Any, origins: frozenset[Made] = frozenset(), **known: Any) -> V
     if held is None or held.finite:
         return Value(array, origins=frozenset() if held else origins, **known)
     return Value(array, held, origins, **known)
+
+
+def mended(array: Any) -> Any:
+    """Returns an array with 0 for what is not finite."""
+    held = numbers(array)
+    return array if held is None else jnp.where(jnp.isfinite(array), array, jnp.zeros_like(array))
+
+
+def chosen(operands: list[Value]) -> list[Value]:
+    """Returns those operands of a selection of whose bad numbers one was selected."""
+    which, *cases = operands
+    index = np.asarray(which.array).astype(int)
+    return [
+        each
+        for number, each in enumerate(cases)
+        if each.numbers and (~np.isfinite(each.numbers.values) & (index == number)).any()
+    ]

@@ -68,6 +68,25 @@ def numbers(value: Any) -> Numbers | None:
     return Numbers(np.asarray(value))
 
 
+def any_numbers(value: Any) -> Numbers | None:
+    """Returns the numbers of an array, also where it holds integers."""
+    if is_number(value) and not is_inexact(value.dtype):
+        return Numbers(np.asarray(value, np.float64))
+    return numbers(value)
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value is an array of real numbers or integers.
+
+    Example:
+        >>> is_number(np.ones(2, "int32")), is_number(np.ones(2, "bool"))
+        (True, False)
+    """
+    is_array = isinstance(value, jax.Array | np.ndarray | np.generic)
+    kinds = (jnp.floating, jnp.integer)
+    return is_array and any(jnp.issubdtype(value.dtype, kind) for kind in kinds)
+
+
 def is_inexact(dtype: Any) -> bool:
     """Returns whether a dtype is one of real or complex numbers."""
     return bool(jnp.issubdtype(dtype, jnp.inexact))

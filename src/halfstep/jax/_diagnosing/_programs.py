@@ -1,5 +1,6 @@
 """The programs that are looked at: a function forward, and with its gradient."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -59,8 +60,8 @@ def run(program: Program, **options: Any) -> Run:
         pairs = zip(program.operands, program.names, strict=True)
         operands = [replace(_operand(done, *pair), varies=True) for pair in pairs]
         consts = [
-            _constant(done, array, program.constants.get(id(array), f"constants[{index}]"))
-            for index, array in enumerate(program.closed.consts)
+            _constant(done, array, program.constants.get(id(array), ""))
+            for array in program.closed.consts
         ]
         done.results = done.program(program.closed.jaxpr, consts, operands, Place())
     return done
@@ -81,8 +82,13 @@ def is_loss_scale(array: Any, name: str, known: float = 0.0) -> bool:
 
 
 def _constant(done: Run, array: Any, name: str) -> Value:
-    known = done.constant(array, Place(), "" if "[" in name else name, anywhere=True)
-    return known if known.written else _operand(done, array, name, "constant")
+    known = done.constant(array, Place(), name, anywhere=True)
+    if known.written is not None:
+        return known
+    # Integers that somebody calls it with stand in the program as well.
+    given = name.startswith(ROOTS)
+    value = _operand(done, array, name or "constant", "input" if given else "constant")
+    return replace(value, name=name, constant=not given)
 
 
 def _operand(done: Run, array: Any, name: str, kind: str = "input") -> Value:
@@ -108,14 +114,24 @@ def forward(function: Callable[..., Any], args: Any, kwargs: Any) -> Program:
     closed = program.closed
     pairs = zip(closed.consts, names_of(called, closed.consts), strict=True)
     constants = {id(each): name for each, name in pairs if name}
+    leaves = _modules.leaves_with_path(((*owner, *args), kwargs))
+    constants |= {id(leaf): _name(path, len(owner)) for path, leaf in leaves if not is_real(leaf)}
     operands = tuple(program.operands)
     return Program(closed, operands, names, is_cast(function), constants=constants)
 
 
-def written_of(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Written, ...]:
+def written_of(
+    function: Callable[..., Any], args: Any, kwargs: Any, argnums: Sequence[int] | None
+) -> tuple[Written, ...]:
     """Returns the numbers that were written in a function and that its formats cannot hold."""
-    traced_now = written_in(lambda: forward(function, args, kwargs).closed)
-    return *traced_now, *assigned(parts(function)[0])
+
+    def trace() -> Any:
+        program = forward(function, args, kwargs)
+        with contextlib.suppress(UsageError):
+            return (with_gradient(program, argnums) or program).closed
+        return program.closed
+
+    return *written_in(trace), *assigned(parts(function)[0])
 
 
 def _as_array(leaf: Any) -> Any:

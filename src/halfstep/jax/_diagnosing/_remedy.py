@@ -163,7 +163,7 @@ class Trial:
         bound = np.asarray(jnp.finfo(form).min / 2, form)
         if (written.numbers <= 0).all() and self._masks(self._instead(written, lambda _: bound)):
             return _BOUND.format(number=written.text, form=form)
-        wide = self._instead(written, lambda each: each.numbers.astype(np.float32))
+        wide = self._instead(written, _in_float32)
         if not self._helps(instead=wide):
             return ""
         text = _NUMBER if written.numbers.ndim == 0 else _NUMBERS
@@ -186,7 +186,7 @@ class Trial:
         form = np.dtype(made.held.dtype)
         lost = [each for each in self.program.written if each.vanishes(form)]
         if made.divisor is not None:
-            wide = {made.divisor.key: made.divisor.numbers.astype(np.float32)}
+            wide = {made.divisor.key: _in_float32(made.divisor)}
             words = {"number": made.divisor.text, "form": form, "verb": "rounds to 0"}
             text = _NUMBER.format(**words)
             return text if self._helps(instead=wide) else ""
@@ -272,6 +272,11 @@ def _held(result: Value) -> Any:
     return np.zeros(0) if held is None else held.values
 
 
+def _in_float32(written: Written) -> Any:
+    with np.errstate(over="ignore"):
+        return written.numbers.astype(np.float32)
+
+
 def _is_by_hand(made: Made) -> bool:
     """Returns whether a line casts, and not a function of JAX that it calls."""
     file, _, rest = made.source.rpartition(":")
@@ -293,4 +298,5 @@ def _is_at_edge(name: str, operands: list[Any]) -> bool:
     held = numbers(operands[known.operand]) if known else None
     if known is None or held is None or not held.is_real:
         return False
-    return bool(known.edge(held.values).any())
+    with np.errstate(invalid="ignore"):
+        return bool(known.edge(held.values).any())

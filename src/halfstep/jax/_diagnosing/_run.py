@@ -5,11 +5,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-from jax import numpy as jnp
 
 from halfstep.jax._diagnosing._formats import run_equation
-from halfstep.jax._diagnosing._made import Made, Value, value
-from halfstep.jax._diagnosing._numbers import Numbers, is_inexact, largest, numbers
+from halfstep.jax._diagnosing._made import Made, Value, chosen, mended, value
+from halfstep.jax._diagnosing._numbers import (
+    Numbers,
+    any_numbers,
+    is_inexact,
+    is_number,
+    largest,
+    numbers,
+)
 from halfstep.jax._diagnosing._place import Place
 from halfstep.jax._diagnosing._written import Written, found, is_low
 from halfstep.jax._interpret import FLOAT32
@@ -137,14 +143,13 @@ class Run:
     def _cast(self, equation: Any, operands: list[Value], here: Place) -> Value | None:
         """Returns a number that stands in the program in its format, if that cannot hold it."""
         (operand,) = operands
-        source, to = numbers(operand.array), equation.params["new_dtype"]
-        if not operand.constant or here.backward or source is None or not source.is_real:
+        if not operand.constant or here.backward or not is_number(operand.array):
             return None
-        known = Written(source.values.astype(np.float64), here.line, here.line)
+        known = Written(np.asarray(operand.array, np.float64), here.line, here.line)
         with np.errstate(all="ignore"):
-            held = numbers(source.values.astype(to))
+            held = numbers(np.asarray(operand.array).astype(equation.params["new_dtype"]))
         lost = held is not None and is_low(held.values) and known.becomes(held.values)
-        return self._as_written(known, held, here) if held and lost else None
+        return self._as_written(known, held, here, operand.name) if held and lost else None
 
     def _lost(self, known: Written, held: Numbers, here: Place, name: str) -> frozenset[Made]:
         """Takes note of a number that its format cannot hold, unless it has become 0."""
@@ -153,7 +158,7 @@ class Run:
         made = Made(
             here.path,
             "cast",
-            backward=False,
+            backward=here.backward,
             source=here.line or known.source,
             held=held,
             largest=float(np.abs(known.numbers).max()),
@@ -184,7 +189,7 @@ class Run:
         if self.look is not None:
             self.look(equation, here, out)
         if key in self.mended:
-            out = [_mended(each) for each in out]
+            out = [mended(each) for each in out]
         held = next((each.numbers for each in map(value, out) if each.numbers), None)
         origins = self._origins_of(equation, operands, held, here)
         varies = any(each.varies for each in operands)
@@ -194,15 +199,20 @@ class Run:
 
     def _is_wide(self, key: Key, operands: list[Value]) -> bool:
         inside = bool(self.entered) and f"{key[0]}.".startswith(f"{self.entered}.")
-        enters = inside and any(is_low(each.array) for each in operands)
+        enters = inside and any(self._enters(each) for each in operands)
         return enters or key in self.widened or any(each.wide for each in operands)
+
+    def _enters(self, each: Value) -> bool:
+        """Returns whether a value comes into the scope, and was not made there or written down."""
+        within = each.maker is not None and f"{each.maker[0][0]}.".startswith(f"{self.entered}.")
+        return is_low(each.array) and not (within or each.constant)
 
     def _origins_of(
         self, equation: Any, operands: list[Value], held: Numbers | None, here: Place
     ) -> frozenset[Made]:
         """Returns where what an operation gave comes from, if it is not finite or may hide it."""
         name = equation.primitive.name
-        went_in = _chosen(operands) if name == "select_n" else operands
+        went_in = chosen(operands) if name == "select_n" else operands
         # Bits are integers, which keep what they are the bits of.
         bad = [each for each in went_in if each.numbers or (name == _FROM_BITS and each.origins)]
         if held is None:
@@ -247,7 +257,7 @@ class Run:
         self, equation: Any, operands: list[Value], held: Numbers, here: Place, *, meant: bool
     ) -> Made:
         key, backward = _maker(equation, operands, here)
-        went_in = [held for held in (numbers(each.array) for each in operands) if held]
+        went_in = [held for held in map(any_numbers, (each.array for each in operands)) if held]
         name = operands[0].name if operands and key[1] == "cast" else ""
         divisor = operands[1].written if key[1] == "div" else None
         return Made(
@@ -280,19 +290,3 @@ def _maker(equation: Any, operands: list[Value], here: Place) -> tuple[Key, bool
     before = (each.maker for each in operands if each.maker is not None)
     own = _key(equation, here), here.backward
     return next(before, own) if is_ours(equation) else own
-
-
-def _mended(array: Any) -> Any:
-    held = numbers(array)
-    return array if held is None else jnp.where(jnp.isfinite(array), array, jnp.zeros_like(array))
-
-
-def _chosen(operands: list[Value]) -> list[Value]:
-    """Returns those operands of a selection of whose bad numbers one was selected."""
-    which, *cases = operands
-    index = np.asarray(which.array).astype(int)
-    return [
-        each
-        for number, each in enumerate(cases)
-        if each.numbers and (~np.isfinite(each.numbers.values) & (index == number)).any()
-    ]

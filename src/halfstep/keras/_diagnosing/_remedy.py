@@ -50,12 +50,15 @@ def _remedy(found: Found, tried: Callable[[], tuple[Change, ...]]) -> tuple[Chan
 
 
 def _constant(found: Found) -> str:
-    """Returns what to write in place of a number that the format cannot hold."""
+    """Returns what to write in place of a number that is less than the format can hold.
+
+    Such a number masks something; a large one is a factor, in place of which no other will do.
+    """
     written = found.made.written if found.made else 0.0
-    if abs(written) <= found.fault.limit:
+    if written >= -found.fault.limit:
         return ""
     # Half of what there is, so that there is room for what it is added to.
-    instead = math.copysign(found.fault.limit / 2, written)
+    instead = -found.fault.limit / 2
     what = f"{written:g}" if math.isfinite(written) else "a number"
     return f"{instead:g}  # in place of {what}, which {found.fault.dtype} cannot hold"
 
