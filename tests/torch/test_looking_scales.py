@@ -54,8 +54,8 @@ def test_two_scalers_in_one_step(looking, scaler):
     for each, model in zip(scalers, (first, second), strict=True):
         each.scale(model(torch.ones(3, 4)).sum() * 2.0**-5).backward()
     seen = looking.ranges(2.0**12)
-    assert incoming(seen, "Sequential.0") == ((-5, 6),)
-    assert incoming(seen, "Other.0") == ((-5, 6),)
+    assert incoming(seen, "first.0") == ((-5, 6),)
+    assert incoming(seen, "second.0") == ((-5, 6),)
 
 
 def test_a_loss_that_goes_by_no_scaler_beside_one_that_does(looking):
@@ -64,8 +64,8 @@ def test_a_loss_that_goes_by_no_scaler_beside_one_that_does(looking):
     scaler.scale(scaled(torch.ones(3, 4)).sum()).backward()
     plain(torch.ones(3, 4)).sum().backward()
     seen = looking.ranges(2.0**12)
-    assert incoming(seen, "Sequential.0") == ((0, 6),)
-    assert incoming(seen, "Other.0") == ((0, 6),)
+    assert incoming(seen, "scaled.0") == ((0, 6),)
+    assert incoming(seen, "plain.0") == ((0, 6),)
 
 
 def test_what_is_done_to_a_scaled_loss_is_no_scale(looking):

@@ -69,7 +69,7 @@ def test_calls_come_in_while_a_step_is_looked_at(looking):
     calls = looking._calls
     for _ in range(3):
         other(batch()[0])
-    for _, _ in looking._models(1.0):
+    for _ in looking._models(1.0):
         with ThreadPoolExecutor(1) as pool:
             pool.submit(other, batch()[0]).result()
     assert len(calls) == 6
