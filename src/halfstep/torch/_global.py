@@ -17,7 +17,7 @@ from halfstep.errors import UsageError
 from halfstep.torch._auto import device_in_use, settled
 from halfstep.torch._dtypes import HALF
 from halfstep.torch._engine import _state
-from halfstep.torch._patches import replace
+from halfstep.torch._patches import after, before, replace
 from halfstep.torch._prepare import prepare
 from halfstep.torch._private import in_backward
 from halfstep.torch._region import Region
@@ -55,10 +55,10 @@ class _Everywhere:
         self._seen: weakref.WeakKeyDictionary[Guard, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._left_alone: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._undo = [
-            replace(nn.Module, "__call__", _before(self.enclose)),
-            replace(Optimizer, "__init__", _after(self.watch)),
+            replace(nn.Module, "__call__", before(self.enclose)),
+            replace(Optimizer, "__init__", after(self.watch)),
             # How a copy is made, and what was pickled.
-            replace(Optimizer, "__setstate__", _after(self.watch)),
+            replace(Optimizer, "__setstate__", after(self.watch)),
         ]
         for each in gc.get_objects():
             # Not isinstance, which asks objects that warn of being asked.
@@ -277,30 +277,8 @@ def suspended() -> Iterator[None]:
         float32
         >>> set_global_policy("float32")
     """
-    before, _local.is_suspended = _local.is_suspended, True
+    was_suspended, _local.is_suspended = _local.is_suspended, True
     try:
         yield
     finally:
-        _local.is_suspended = before
-
-
-def _before(do: Callable[[Any], None]) -> Callable[..., Any]:
-    """Returns what does something with an object before a method of it runs."""
-
-    def around(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            do(self)
-        return original(self, *args, **kwargs)
-
-    return around
-
-
-def _after(do: Callable[[Any], None]) -> Callable[..., Any]:
-    """Returns what does something with an object after a method of it ran."""
-
-    def around(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        do(self)
-        return result
-
-    return around
+        _local.is_suspended = was_suspended

@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from halfstep import core
 from halfstep.torch._private import never_compile
 
@@ -22,6 +24,28 @@ def replace(owner: Any, name: str, around: Callable[..., Any]) -> Undo:
         7
     """
     return core.replace(owner, name, around, functools.partial(never_compile, callees=True))
+
+
+def before(do: Callable[[Any], None]) -> Callable[..., Any]:
+    """Returns what does something with an object before a method of it runs."""
+
+    def around(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            do(self)
+        return original(self, *args, **kwargs)
+
+    return around
+
+
+def after(do: Callable[[Any], None]) -> Callable[..., Any]:
+    """Returns what does something with an object after a method of it ran."""
+
+    def around(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        do(self)
+        return result
+
+    return around
 
 
 class Shared:

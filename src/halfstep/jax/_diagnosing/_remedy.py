@@ -12,7 +12,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from halfstep.jax._diagnosing._made import Made, Value
-from halfstep.jax._diagnosing._numbers import numbers
+from halfstep.jax._diagnosing._numbers import are_alike, numbers
 from halfstep.jax._diagnosing._programs import Program, is_loss_scale, run
 from halfstep.jax._diagnosing._run import Key, Run
 from halfstep.jax._diagnosing._verdict import faults, keys_of
@@ -32,9 +32,6 @@ _LOSS_SCALE = 'loss_scale="dynamic(init_scale={0!r})"  # in place of {1!r}'
 # Each is a run, so they are far apart.
 _FACTORS = (2.0**-4, 2.0**-8, 2.0**-12, 2.0**-16)
 _MANY_LOST = 0.01
-_ROUNDING = 1e-2
-# Half of where float16 ends, rounded down.
-_FAR = 3e4
 _CASTING = ("astype", "asarray", "array(", "convert_element_type", "float16")
 _BOUND = "jnp.finfo(jnp.{form}).min / 2  # in place of {number}, which {form} cannot hold"
 _NUMBER = "jnp.float32({number})  # in place of {number}, which {form} {verb}"
@@ -179,7 +176,7 @@ class Trial:
         """Returns whether a number is only there to be less than others: any such will do."""
         tried = run(self.program, known=self.known, instead=instead)
         pairs = zip(map(_held, tried.results), map(_held, self.wide.results), strict=True)
-        return self._helps(instead=instead) and all(starmap(_is_alike, pairs))
+        return self._helps(instead=instead) and all(starmap(are_alike, pairs))
 
     def _epsilon(self, made: Made) -> str:
         """Returns what to add before a division by a number that its format rounds to 0."""
@@ -282,15 +279,6 @@ def _is_by_hand(made: Made) -> bool:
     file, _, rest = made.source.rpartition(":")
     line = linecache.getline(file, int(rest.partition(" ")[0])) if file else ""
     return made.operation == "cast" and any(word in line for word in _CASTING)
-
-
-def _is_alike(ours: Any, theirs: Any) -> bool:
-    """Returns whether results are the same, but for numbers that no format of 16 bits holds."""
-    if ours.shape != theirs.shape:
-        return False
-    one, other = (np.asarray(each, np.float64) for each in (ours, theirs))
-    near = np.isclose(one, other, rtol=_ROUNDING, atol=_ROUNDING)
-    return bool((near | (np.minimum(one, other) < -_FAR)).all())
 
 
 def _is_at_edge(name: str, operands: list[Any]) -> bool:
