@@ -20,8 +20,9 @@ _TOLD = (
 def times_of(look: Look, evidence: Evidence) -> float:
     """Returns how many times as large as in other steps the numbers of a skipped one were.
 
-    It is 0 unless they were far larger, and the steps around it were taken: a training that
-    overflows by itself does so again at once, unless the data is known to be what was large.
+    It is 0 unless they were far larger. Where the size of the data is not known, as of symbols, what
+    became large is looked at, and the steps around have to be taken: a training that overflows by
+    itself does so again at once.
 
     Args:
         look: The step, looked at closely.
@@ -30,10 +31,9 @@ def times_of(look: Look, evidence: Evidence) -> float:
     fault, steps = look.report.diagnosis.first, evidence.report.steps
     if fault is None or not fault.breaks:
         return 0.0
-    if _is_brief(look.step, steps):
-        times = _times(_given(look), max(map(_given, evidence.taken), default=0.0))
-        if times:
-            return times
+    if _given(look):
+        usual = max(map(_given, evidence.taken), default=0.0)
+        return _times(_given(look), usual) if _is_brief(look.step, steps) else 0.0
     ranges = [each.report.ranges for each in evidence.taken if each.report.ranges.rows]
     usual = usual_of(ranges or [evidence.report.ranges], fault)
     return _times(fault.largest or 0.0, usual) if _is_alone(look.step, steps) else 0.0

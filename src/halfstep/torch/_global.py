@@ -5,6 +5,7 @@ import functools
 import gc
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,8 +50,8 @@ class _Everywhere:
         self.policy = policy
         self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
         self._copies = 0
-        # How many regions were told of.
-        self._made = 0
+        # How many regions were told of, by their policies.
+        self.made: Counter[str] = Counter()
         # What each guard has seen of copies and of its optimizer's parameters.
         self._seen: weakref.WeakKeyDictionary[Guard, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._left_alone: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -87,9 +88,10 @@ class _Everywhere:
     def _prepared(self, module: nn.Module) -> Region:
         with quiet("region"):
             region = prepare(module, policy=self.policy)
-        self._made += 1
+        text = str(region.policy)  # of `auto`, what it stands for there
+        self.made[text] += 1
         if listening():
-            emit("region", policy=str(self.policy), automatic=True)
+            emit("region", policy=text, automatic=True)
         return region
 
     def _adopt(self, region: Region) -> None:

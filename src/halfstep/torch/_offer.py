@@ -74,7 +74,8 @@ class Offer:
             self._undo.pop()()
         if everywhere is None:
             return
-        emit("region", policy=str(everywhere.policy), automatic=True, count=-everywhere._made)
+        for policy, made in everywhere.made.items():
+            emit("region", policy=policy, automatic=True, count=-made)
         if take_out_of_force(everywhere):
             guarded = Guarded(everywhere, everywhere.end())
             if not self._pending:
