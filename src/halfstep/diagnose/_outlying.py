@@ -20,9 +20,9 @@ _TOLD = (
 def times_of(look: Look, evidence: Evidence) -> float:
     """Returns how many times as large as in other steps the numbers of a skipped one were.
 
-    It is 0 unless they were far larger. Where the size of the data is not known, as of symbols, what
-    became large is looked at, and the steps around have to be taken: a training that overflows by
-    itself does so again at once.
+    It is 0 unless they were far larger. Where the size of the data is not known, as of symbols,
+    what became large is looked at, and the steps around have to be taken: a training that overflows
+    by itself does so again at once.
 
     Args:
         look: The step, looked at closely.
