@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from halfstep.core import CHOSEN, Entry, FamilyTimes, Policy, Race, begun
+from halfstep.core import CHOSEN, Entry, FamilyTimes, Policy, Race, begun, quiet
 from halfstep.keras._diagnosing._backend import here
 from halfstep.keras._machine import machine
 
@@ -37,7 +37,13 @@ def chosen() -> Policy:
 def _measured() -> tuple[FamilyTimes, ...]:
     # In a thread of its own nothing of what the caller is in has a say, such as a trace.
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: _race().times()).result()
+        return pool.submit(_times).result()
+
+
+def _times() -> tuple[FamilyTimes, ...]:
+    # Whoever watches the script takes a gradient for a step of it.
+    with quiet("backward", "loss"):
+        return _race().times()
 
 
 def _race() -> Race:

@@ -77,6 +77,9 @@ class _Everywhere:
         module = uncompiled(module)
         if forward_of(module) or module in self._left_alone or not is_fit(module):
             return
+        if not isinstance(self.policy, Policy) and policy_for(module) == _FLOAT32:
+            self._left_alone.add(module)
+            return
         with _lock:
             if forward_of(module):  # made so by another thread meanwhile
                 return
@@ -118,6 +121,8 @@ class _Everywhere:
         with _lock:
             found = guard(optimizer)
             found.keeper = self.look
+            # Where `auto` is float32, a training is as it would be without.
+            found.is_strict = isinstance(self.policy, Policy)
             self.look(found, optimizer)
 
     def look(self, found: Guard, optimizer: Optimizer) -> None:

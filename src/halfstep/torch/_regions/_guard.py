@@ -66,6 +66,8 @@ class Guard:
         self._faults: weakref.WeakKeyDictionary[Region, Any] = weakref.WeakKeyDictionary()
         # Whoever wants the guard without a region, asked before each step for regions to join.
         self.keeper: Callable[[Guard, Optimizer], None] | None = None
+        # Whether steps are looked at that no region has a part in.
+        self.is_strict = True
         # How the optimizer is fed with masters, None for not at all.
         self._feeding: Feeding | None = None
         # Whether backward leaves gradients that it could apply, and whose it is applying.
@@ -120,7 +122,8 @@ class Guard:
         # A scaler has looked already: ours says so, PyTorch's hands over what it found.
         looked = is_telling() or hasattr(optimizer, "found_inf")
         try:
-            if looked or not (self._faults or self.keeper or self._feeding):
+            is_kept = self.keeper is not None and self.is_strict
+            if looked or not (self._faults or is_kept or self._feeding):
                 self.clips.forget(optimizer)
                 return self._run("step", optimizer, args, kwargs)
             with telling():
