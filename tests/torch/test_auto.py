@@ -124,8 +124,19 @@ def test_a_global_policy_is_found_out_when_a_model_is_called(device):
     end = subscribe(lambda event, values: seen.append(values) if event == "region" else None)
     large(torch.ones(2, 512)), small(torch.ones(2, 16))
     end()
-    assert [Policy.parse(each["policy"]).compute_dtype for each in seen] == ["bfloat16", "float32"]
+    (told,) = (Policy.parse(each["policy"]) for each in seen)
+    assert told.compute_dtype == "bfloat16"
     assert device.asked == ["cpu"]
+
+
+def test_a_model_for_which_nothing_is_gained_is_left_alone(device):
+    set_global_policy("auto")
+    small = nn.Linear(*SMALL)
+    optimizer = torch.optim.SGD(small.parameters(), lr=0.1)
+    (small(torch.ones(2, 16)).sum() * torch.inf).backward()
+    optimizer.step()
+    assert "forward" not in vars(small)
+    assert not small.weight.isfinite().any()  # as in a training without halfstep
 
 
 def test_the_global_policy_is_a_value(device):

@@ -54,3 +54,11 @@ def test_the_steps_that_find_out_about_state_are_told_to_nobody(found):
     for end in ends:
         end()
     assert told.count("step") == told.count("update") == 1
+
+
+def test_a_lazy_module_that_was_not_called_holds_nothing(found):
+    waiting = nn.LazyLinear(2)
+    model = nn.Linear(4, 1)
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=1)
+    assert len(found) == 1
+    assert waiting.has_uninitialized_params()

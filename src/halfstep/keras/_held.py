@@ -46,6 +46,7 @@ def hold_auto(settle: Callable[[], object]) -> Undo:
 
     Example:
         >>> from halfstep.keras import set_global_policy
+        >>> keras.utils.clear_session()
         >>> end = hold_auto(lambda: set_global_policy("mixed_bfloat16"))
         >>> keras.config.dtype_policy().name
         'mixed_bfloat16'

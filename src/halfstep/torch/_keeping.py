@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from halfstep.torch._makers import describe
@@ -79,7 +80,9 @@ class _Steps:
 def _modules() -> list[nn.Module]:
     # Not isinstance, which asks objects that warn of being asked.
     found = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
-    return [each for each in found if hasattr(each, "_parameters")]  # or is not initialised yet
+    ready = [each for each in found if hasattr(each, "_parameters")]  # or is not initialised yet
+    # One that waits for its first input holds nothing so far.
+    return [each for each in ready if not any(map(is_lazy, each.parameters()))]
 
 
 never_compile(_Steps.after)

@@ -60,7 +60,8 @@ class Offer:
     def _listen(self, event: str, values: dict[str, Any]) -> None:
         if event == "update" and self._everywhere is not None:
             # Several optimizers step one after the other.
-            self._pending = self._pending and len(self._everywhere._seen) > 1
+            trains = [each for each in list(self._everywhere._seen) if each.regions]
+            self._pending = self._pending and len(trains) > 1
         if event != "precision":
             return
         if self._local.inside:

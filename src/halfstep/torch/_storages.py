@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 
 class StorageCounter:
@@ -48,6 +49,8 @@ def plain_tensors(values: Any) -> Iterator[Tensor]:
         >>> [each.dtype for each in plain_tensors({"a": [sparse, None, 1.0]})]
         [torch.int64, torch.float32]
     """
+    if is_lazy(values):
+        return  # it has no numbers yet
     if isinstance(values, Tensor):
         inside = _inside(values)
         yield from plain_tensors(inside) if inside else (values,)
