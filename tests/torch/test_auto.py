@@ -238,3 +238,13 @@ def test_every_operation_runs_in_every_format(entry):
     gradients = calls(torch.device("cpu"))[entry]()
     assert all(each.isfinite().all() for each in gradients)
     assert getattr(torch, entry.dtype.removeprefix("full_")) in {each.dtype for each in gradients}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+def test_a_program_is_traced_of_a_model_that_has_run(device):
+    set_global_policy("auto")
+    model, inputs = nn.Sequential(nn.Linear(*LARGE), nn.ReLU()), torch.ones(2, 512)
+    model(inputs)
+    traced = torch.jit.trace(model, inputs, check_trace=False)
+    assert traced(inputs).dtype is torch.float32
+    assert [name for name, each in model.named_modules() if "forward" in vars(each)] == [""]

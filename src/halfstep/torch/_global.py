@@ -23,7 +23,7 @@ from halfstep.torch._prepare import prepare
 from halfstep.torch._private import in_backward
 from halfstep.torch._region import Region
 from halfstep.torch._regions._attach import checked_masters, followed, runnable, uncompiled
-from halfstep.torch._regions._forward import device_of, forward_of
+from halfstep.torch._regions._forward import device_of, forward_of, is_exporting
 from halfstep.torch._regions._guard import Guard, guard
 
 _FLOAT32 = Policy.named("float32")
@@ -69,7 +69,7 @@ class _Everywhere:
     def enclose(self, module: nn.Module) -> None:
         """Makes a module that is called from outside of any region a region."""
         # Within a backward pass it is a checkpoint that computes its part again, as it was.
-        if _state.entered() or in_backward() or _local.is_suspended:
+        if _state.entered() or in_backward() or _local.is_suspended or is_exporting():
             return
         kind: Any = type(module)
         if isinstance(module, torch.jit.ScriptModule) or _is_of_keras(kind):

@@ -78,7 +78,7 @@ class Forward:
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         ready()
-        if _is_exporting():
+        if is_exporting():
             return self._original(*args, **kwargs)
         if not torch.compiler.is_compiling():
             if not self.region._located:
@@ -173,7 +173,7 @@ class Forward:
 
 # Run for real by a tracer, which answers the question itself, and not in every version right.
 @constant
-def _is_exporting() -> bool:
+def is_exporting() -> bool:
     """Returns whether a program is made of the model, which can hold no region."""
     return torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
