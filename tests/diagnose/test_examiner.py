@@ -14,7 +14,8 @@ class Looking:
     """Looks at nothing, and notes at what it was asked to."""
 
     has_calls, whole, notes = True, False, ()
-    entered_broken, sizes, only = False, (4.0, {"model": 2.0}), ("model", "Net")
+    derived = entered_broken = False
+    sizes, only = (4.0, {"model": 2.0}), ("model", "Net")
 
     def __init__(self, fault=None):
         self.asked, self.fault, self.error = [], fault, None

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 from halfstep.core import Ranges, Step
 from halfstep.diagnose._asking import Own
@@ -80,3 +81,24 @@ def test_what_the_script_asked_for_took_effect():
     assert told(found(report, run=run, asked=OWN[:1], overrides=False)) == []
     (error,) = told(found(report, run=run, overrides=False))
     assert "did not take effect" in error[2]
+
+
+def test_a_penalty_on_gradients_that_a_scale_let_overflow_is_no_fault():
+    seen = dataclasses.replace(look(2, outside=True), line="a.py:9", derived=True)
+    losses = {2: math.inf, 3: math.nan}
+    ran = [
+        dataclasses.replace(each, loss=losses.get(each.number, 1.0)) for each in scaled(8.0, 2, 3)
+    ]
+    report = found(trained(steps=tuple(ran)), seen, run=PLAIN, asked=OWN, overrides=False)
+    assert [severity for severity, _, _ in told(report)] == ["note", "note"]
+    unscaled = [dataclasses.replace(each, scale=1.0) for each in ran]
+    report = found(trained(steps=tuple(unscaled)), seen, run=PLAIN, asked=OWN, overrides=False)
+    assert report.findings[0].severity == "error"
+
+
+def test_a_penalty_that_breaks_again_and_again_is_one():
+    seen = dataclasses.replace(look(40, outside=True), line="a.py:9", derived=True)
+    ran = trained(steps=scaled(8.0, 38, 39, 40))
+    error = found(ran, seen, run=PLAIN, asked=OWN, overrides=False).findings[0]
+    text = "At step 40, the loss is made of gradients that are not finite, at loss scale 8: "
+    assert (error.severity, error.text.startswith(text)) == ("error", True)

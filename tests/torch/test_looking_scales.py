@@ -114,3 +114,13 @@ def test_the_line_in_which_an_autocast_was_made_is_told(looking, autocast):
     fault = looking.faults(1.0).first
     line = test_the_line_in_which_an_autocast_was_made_is_told.__code__.co_firstlineno + 2
     assert fault.remedy.endswith(f" in test_looking_scales.py:{line}")
+
+
+@pytest.mark.parametrize("of", ["inputs", "parameters"])
+def test_gradients_that_a_loss_may_be_made_of_are_known(looking, of):
+    model, inputs = nn.Linear(4, 2), torch.ones(3, 4, requires_grad=True)
+    model(inputs).sum().backward()
+    assert not looking.derived
+    whose = [inputs] if of == "inputs" else list(model.parameters())
+    torch.autograd.grad(model(inputs).sum(), whose, create_graph=True)
+    assert looking.derived

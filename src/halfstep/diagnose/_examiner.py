@@ -186,7 +186,8 @@ class Examiner:
     ) -> None:
         report = Report(script="", policy="", sampled=(number,), **found)
         message = {"kind": "look", "failed": failed, "outside": outside, "line": line}
-        message |= {"sizes": self._looking.sizes, "only": self._looking.only}
+        for name in ("sizes", "only", "derived"):
+            message[name] = getattr(self._looking, name)
         self._send({**message, "report": report.to_dict()})
 
     def _end_step(self) -> None:

@@ -17,17 +17,20 @@ from halfstep.diagnose._growing import Growth, Swelling, growth_of, swelling_of
 from halfstep.diagnose._heard import HALF, Evidence, Look
 from halfstep.diagnose._misfit import MANY_LOST, misfit
 from halfstep.diagnose._outlying import outlying, times_of
-from halfstep.diagnose._outside import asked_late, is_of_scale, made_outside, scaled_for_nothing
+from halfstep.diagnose._outside import (
+    asked_late,
+    is_of_scale,
+    made_outside,
+    scaled_for_nothing,
+    steps_of_scale,
+)
 from halfstep.diagnose._placing import placed
 from halfstep.diagnose._real import is_real
+from halfstep.diagnose._searching import is_stuck, searched_long
 from halfstep.diagnose._writing import with_masters
 from halfstep.launch import LIKELY_REASONS, WHAT_TO_CHECK, why_ineffective, why_untrained
 from halfstep.report import share_text
 
-_MANY_SKIPS = 0.1
-_IN_A_ROW = 3
-# A scale may be looked for by a few skips in as many steps.
-_SEARCHED = 50
 _SHOWN_MODULES = 5
 _INSTEAD = {
     "keras": "Looked at is what `fit` calls, and models that the script calls itself; for others, "
@@ -98,7 +101,7 @@ def _decisive(evidence: Evidence) -> Look | None:
         or is_real(look.report.diagnosis)
         or look.step not in skipped
     ]
-    lasting = failed[-1:] if _is_stuck(evidence.report) else []
+    lasting = failed[-1:] if is_stuck(evidence.report) else []
     return next(iter(real or lasting), None)
 
 
@@ -120,12 +123,6 @@ def _shows(look: Look) -> bool:
 
 def _is_made_outside(look: Look, evidence: Evidence) -> bool:
     return look.outside and not is_of_scale(look, evidence)
-
-
-def _is_stuck(report: Report) -> bool:
-    last = report.steps[-_IN_A_ROW:]
-    ends_so = len(last) == _IN_A_ROW and all(step.skipped for step in last)
-    return ends_so or len(report.skipped) > _MANY_SKIPS * max(len(report.steps), _SEARCHED)
 
 
 def _untrained(evidence: Evidence, _: Look | None) -> Iterator[Finding]:
@@ -203,7 +200,8 @@ def _losses(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
     losses = {it.number: it.loss for it in evidence.report.steps if it.loss is not None}
     broken = [number for number, loss in losses.items() if not math.isfinite(loss)]
     if broken:
-        explained = {look.step for look in _outliers(evidence)}.issuperset(broken)
+        known = {look.step for look in _outliers(evidence)} | steps_of_scale(evidence)
+        explained = known.issuperset(broken)
         text = f"{len(broken)} of {len(losses)} losses {_are(len(broken))} not finite."
         yield Finding("note" if decisive or explained else "error", text)
 
@@ -217,7 +215,7 @@ def _skips(evidence: Evidence, decisive: Look | None) -> Iterator[Finding]:
         count = len(report.skipped)
         were = "was" if count == 1 else "were"
         text = f"{count} of {len(report.steps)} steps {were} skipped{why}."
-        stands = _is_stuck(report) and not decisive
+        stands = is_stuck(report) and not decisive
         yield Finding("warning" if stands else "note", text)
 
 
@@ -282,6 +280,7 @@ _FINDERS: tuple[Callable[[Evidence, Look | None], Iterator[Finding]], ...] = (
     _frameworks,
     _diverging,
     _fault,
+    searched_long,
     scaled_for_nothing,
     asked_late,
     _outlying,

@@ -20,6 +20,7 @@ class Look:
         line: Where the backward pass began, as "file:line"; empty where it is not known.
         sizes: The largest number of the data and the norms of the models, None if not known.
         only: The name and the class of the model, None where there are several or it is not known.
+        derived: Whether gradients were taken before that the loss may be made of, as of a penalty.
     """
 
     report: Report
@@ -28,6 +29,7 @@ class Look:
     line: str = ""
     sizes: tuple[float, dict[str, float]] | None = None
     only: tuple[str, str] | None = None
+    derived: bool = False
 
     @property
     def step(self) -> int:

@@ -17,6 +17,10 @@ _CAME_BACK = (
     "At step {step}, gradients that are not finite came back from the loss, which is finite, at "
     "loss scale {scale:g}: {why}."
 )
+_DERIVED = (
+    "At step {step}, the loss is made of gradients that are not finite, at loss scale {scale:g}: "
+    "{why}."
+)
 _TOO_HIGH = "it is too high to begin with"
 _DERIVATIVE = (
     "look at the derivatives of the code between the output of the model and the loss, such as "
@@ -31,9 +35,19 @@ def is_of_scale(look: Look, evidence: Evidence) -> bool:
         look: The step, looked at closely.
         evidence: What is known of all steps.
     """
-    came_back = look.outside and not look.line
+    came_back = look.outside and (look.derived or not look.line)
     # A region scales nothing outside of itself.
     return came_back and not evidence.run.regions and _scale(look, evidence) > 1.0
+
+
+def steps_of_scale(evidence: Evidence) -> set[int]:
+    """Returns the skipped steps whose loss may be made of gradients that the scale let overflow.
+
+    Args:
+        evidence: What is known of all steps.
+    """
+    derived = any(each.derived and is_of_scale(each, evidence) for each in evidence.looks)
+    return {step.number for step in evidence.report.skipped} if derived else set()
 
 
 def made_outside(look: Look, evidence: Evidence) -> Finding:
@@ -49,7 +63,7 @@ def made_outside(look: Look, evidence: Evidence) -> Finding:
     scale = _scale(look, evidence)
     too_high = scale > 2.0**_USUAL_POWER
     why = _TOO_HIGH if too_high else _DERIVATIVE
-    text = _CAME_BACK.format(step=look.step, scale=scale, why=why)
+    text = (_DERIVED if look.derived else _CAME_BACK).format(step=look.step, scale=scale, why=why)
     changes = (new_scaler(evidence, _USUAL_POWER),) if too_high else ()
     return Finding("error", text, "", written(changes), changes)
 

@@ -1,5 +1,6 @@
 """What to write in a script, so that it can be pasted."""
 
+import math
 from collections.abc import Sequence
 
 from halfstep.core import Change, Policy, Ranges, Rule, policy_words, rules_for
@@ -38,6 +39,23 @@ def fitted(
         return ()
     scaled = _scaled(evidence, ranges, rules) if rescaled else ()
     return scaled or _ruled(evidence, ranges, rules)
+
+
+def begun_with(evidence: Evidence, scale: float) -> tuple[Change, ...]:
+    """Returns a scaler, or the scale of a region, that begins with a scale that suits.
+
+    Args:
+        evidence: What is known of the training.
+        scale: That scale.
+    """
+    framework = _framework(evidence)
+    if framework == "" and evidence.run.regions:
+        return _by_policy(evidence, f"dynamic(init_scale={scale!r})", ())
+    power = math.frexp(scale)[1] - 1
+    if framework == "":
+        return (new_scaler(evidence, power),)
+    use = _SCALERS[framework].format(power=power, scale=scale)
+    return (Change(use, "scaler", scale=repr(math.ldexp(1.0, power))),)
 
 
 def _scaled(evidence: Evidence, ranges: Ranges, rules: tuple[Rule, ...]) -> tuple[Change, ...]:

@@ -87,7 +87,7 @@ class Looking:
     """
 
     # The loss is a part of what is looked at, so nothing broken comes from elsewhere.
-    whole, entered_broken, sizes, only = True, False, None, None
+    whole, entered_broken, derived, sizes, only = True, False, False, None, None
 
     def __init__(self) -> None:
         self._steps = Steps(self._taken)

@@ -74,7 +74,7 @@ class Looking:
     """
 
     # What the data and the models are like is not looked at.
-    sizes, only = None, None
+    derived, sizes, only = False, None, None
 
     def __init__(self) -> None:
         self._calls = Calls(self._traced)

@@ -61,6 +61,11 @@ class Lookings:
         return any(each.entered_broken for each in self._found)
 
     @property
+    def derived(self) -> bool:
+        """Whether gradients came back that more gradients can be taken of."""
+        return any(each.derived for each in self._found)
+
+    @property
     def sizes(self) -> tuple[float, dict[str, float]] | None:
         """How large the data and the parameters are, of the first that knows."""
         return next(filter(None, (each.sizes for each in self._seeing)), None)

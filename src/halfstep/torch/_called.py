@@ -30,6 +30,7 @@ class Call(NamedTuple):
         cotangents: The gradients that came back to each output, None where none did.
         scales: What the loss was multiplied by that they came from, where that is known.
         left: Whether the gradients that it handed on were finite, on their devices.
+        derived: True, if gradients of its gradients can be taken, as of a penalty on them.
         region_scale: The scale of the region that the model is, None where it is none.
     """
 
@@ -42,6 +43,7 @@ class Call(NamedTuple):
     cotangents: list[Tensor | None]
     scales: list[Any]
     left: list[Tensor]
+    derived: list[bool]
     region_scale: Tensor | None = None
 
     def again(self, model: nn.Module) -> list[Tensor]:
@@ -61,7 +63,7 @@ class Call(NamedTuple):
         forward, given = forward_of(model), (args, kwargs)
         scale = None if forward is None else forward.region._cells.scale.clone()
         around = _around(model, given)
-        return cls(model, number, _copied(given), buffers, around, source, [], [], [], scale)
+        return cls(model, number, _copied(given), buffers, around, source, [], [], [], [], scale)
 
     def made(
         self,
@@ -130,6 +132,8 @@ def put(values: list[tuple[Tensor, Tensor]]) -> None:
 def _receiver(call: Call, index: int, scale: Callable[[], Any]) -> Callable[[Tensor | None], None]:
     def receive(gradient: Tensor | None) -> None:
         call.scales[:] = [scale()]
+        if torch.is_grad_enabled():  # as with create_graph=True
+            call.derived[:] = [True]
         # An output that nothing comes back to may have an undefined gradient.
         call.cotangents[index] = None if gradient is None else gradient.detach().clone()
 

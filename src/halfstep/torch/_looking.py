@@ -117,6 +117,11 @@ class Looking:
         return any(call.entered_broken for call in calls) and not any(it.broke for it in calls)
 
     @property
+    def derived(self) -> bool:
+        """Whether gradients came back that more gradients can be taken of."""
+        return any(call.derived for call in self._all_calls)
+
+    @property
     def sizes(self) -> tuple[float, dict[str, float]]:
         """The largest number of the data of the step, and the norm of what each model trains."""
         norms = {
