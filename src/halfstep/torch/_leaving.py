@@ -6,6 +6,8 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from halfstep.torch._observing._sizes import is_finite
+
 _Edge = tuple[Any, int]
 
 
@@ -51,6 +53,6 @@ def _crossing(edges: set[_Edge], made: list[Tensor]) -> Iterator[tuple[Any, list
 def _receiver(leaving: list[int], finite: list[Tensor]) -> Callable[[Any, Any], None]:
     def receive(inputs: Any, _outputs: Any) -> None:
         found = [inputs[place] for place in leaving]
-        finite.extend(each.isfinite().all() for each in found if each is not None)
+        finite.extend(is_finite(each) for each in found if each is not None)
 
     return receive

@@ -18,15 +18,18 @@ from torch.optim.optimizer import (
 from halfstep.core import Change, Diagnosis, Exponents, Fault, Format, Moment, written
 from halfstep.torch._dtypes import HALF, name_of
 from halfstep.torch._masters._kept import master_of
+from halfstep.torch._observing._sizes import largest, norm_of
 from halfstep.torch._patches import Undo
 
 _KEPT = 4
-_TOLD = ("lr", "eps")
+_TOLD = ("lr", "eps", "weight_decay", "momentum")
+_ALWAYS = ("lr", "eps")
 _EPS = (
     "eps={eps:g} is 0 in {dtype}, so that the step divides by 0 where a second moment vanished; "
     "eps={instead:g} is not, but masters keep the updates, too"
 )
 _RATE = "its gradients were finite: lower the learning rate"
+_SET = "{name} is no number that can be: look at what sets it, such as a schedule"
 _BROKEN = "its gradients were not finite, and nothing skipped the step"
 _MASTERS = "keep_masters(optimizer)  # once the optimizer is made"
 
@@ -93,8 +96,7 @@ class Updates:
         """
         before = {id(each): value for each, value in self.before}
         values = (before.get(id(each), each) for each in model.parameters() if each.requires_grad)
-        norms = [torch.linalg.vector_norm(each.detach(), dtype=torch.float64) for each in values]
-        return float(torch.stack([each.cpu() for each in norms]).norm()) if norms else 0.0
+        return math.hypot(*(float(norm_of(each)) for each in values))
 
     def blamed(self, model: nn.Module, found: Diagnosis) -> Diagnosis:
         """Returns a diagnosis in which parameters that an optimizer broke are told as such.
@@ -131,16 +133,11 @@ class Updates:
             return
         self._optimizers.add(optimizer)
         rows = [
-            (weakref.ref(each), _largest(each), _largest(each.grad))
+            (weakref.ref(each), largest(each), largest(each.grad))
             for each in _trained(optimizer)
             if each.grad is not None
         ]
         self._made.append(_Update(weakref.ref(optimizer), rows))
-
-
-def _largest(tensor: Tensor) -> Tensor:
-    values = tensor.detach()
-    return torch.linalg.vector_norm(values.to_dense() if values.is_sparse else values, math.inf)
 
 
 def _trained(optimizer: Optimizer) -> Iterator[Tensor]:
@@ -154,8 +151,10 @@ def _of_update(
     if optimizer is None or parameter is None or fault.operation != "data":
         return fault
     options = {name: _option(optimizer, parameter, name) for name in _TOLD}
-    given = ", ".join(f"{name}={value:g}" for name, value in options.items() if value is not None)
-    note, changes = _explained(parameter, options["eps"], finite)
+    given = ", ".join(
+        f"{name}={value:g}" for name, value in options.items() if _matters(name, value)
+    )
+    note, changes = _explained(parameter, options, finite)
     step = f"a step of {type(optimizer).__name__} ({given})"
     told = replace(fault, operation="update", in_float32=False)
     return replace(told, source=step, note=note, changes=changes, remedy=written(changes))
@@ -168,11 +167,18 @@ def _option(optimizer: Optimizer, parameter: Tensor, name: str) -> float | None:
     return None if value is None else float(value)
 
 
+def _matters(name: str, value: float | None) -> bool:
+    return value is not None and (name in _ALWAYS or not math.isfinite(value))
+
+
 def _explained(
-    parameter: Tensor, eps: float | None, finite: bool
+    parameter: Tensor, options: dict[str, float | None], finite: bool
 ) -> tuple[str, tuple[Change, ...]]:
     """Returns why a step made something that is not finite, and what to write."""
-    dtype = name_of(parameter.dtype)
+    broken = [name for name, value in options.items() if not math.isfinite(value or 0.0)]
+    if broken:
+        return _SET.format(name=" and ".join(broken)), ()
+    dtype, eps = name_of(parameter.dtype), options["eps"]
     is_low = parameter.dtype in HALF and master_of(parameter) is None
     masters = (Change(_MASTERS, "parameters"),) if is_low else ()
     if not finite:

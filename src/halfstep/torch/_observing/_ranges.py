@@ -14,6 +14,7 @@ from halfstep.torch._engine._paths import _unwrapped
 from halfstep.torch._global import is_fit, policy_for
 from halfstep.torch._lost import lost_updates
 from halfstep.torch._masters._kept import master_of
+from halfstep.torch._observing._counting import numbers_in
 from halfstep.torch._observing._exponents import Tally
 from halfstep.torch._observing._families import families_of
 from halfstep.torch._observing._passing import ROLES, Observer, Role, named_modules
@@ -119,7 +120,7 @@ def _seen(copies: Twin, batch: Any, loss_fn: LossFn) -> _Seen:
     model, tally, sizes = copies[0], Tally[int](), list[Tensor]()
 
     def entered(gradient: Tensor | None) -> None:
-        sizes.extend([] if gradient is None else [gradient.detach().abs().sum()])
+        sizes.extend(each.abs().sum() for each in numbers_in(gradient))
 
     def enter(_module: nn.Module, _args: Any, output: Any) -> None:
         for tensor in tensors_in(output):
@@ -176,7 +177,10 @@ def _state_dtype(optimizer: Optimizer, parameter: Tensor) -> torch.dtype:
 
 def _squares(gradient: Tensor, beta: float) -> Exponents:
     """Returns what a step adds to a second moment, for a gradient that is not zero."""
-    tally, values = Tally[str](), gradient.detach().to_dense().double()
+    whole = gradient.detach().to_dense().resolve_conj()
+    # Of a complex parameter an Adam sees both parts, each for itself.
+    values = (torch.view_as_real(whole) if whole.is_complex() else whole).double()
+    tally = Tally[str]()
     tally.add("squares", values[values != 0].square() * (1.0 - beta))
     return tally.read().get("squares", Exponents())
 
