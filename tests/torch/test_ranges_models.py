@@ -263,3 +263,13 @@ def test_what_makes_no_step_is_refused(arguments, text):
 def test_policies_that_cannot_be_followed_are_refused():
     with pytest.raises(PolicyError, match="Did you mean 'mixed_float16'"):
         ranges(nn.Linear(3, 1), torch.ones(5, 3), summed, policy="fp16")
+
+
+def test_data_that_is_stored_in_another_format_is_not_what_is_computed_in():
+    model, data = nn.Linear(4, 2), torch.ones(3, 4, dtype=torch.float16)
+
+    def loss_fn(model, batch):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(batch).sum()
+
+    assert ranges(model, data, loss_fn).form == "bfloat16"

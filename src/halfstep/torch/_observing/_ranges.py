@@ -151,7 +151,9 @@ def _form(policy: Policy | None, model: nn.Module, here: _Seen) -> str:
     policies = [policy] if policy else [each.region.policy for each in forwards]
     dtypes = [each.compute_dtype for each in policies]
     dtypes += [name_of(each.dtype) for each in model.parameters() if each.dtype in HALF]
-    dtypes += [each for each in here.formats.values() if each in LOW_FORMATS]
+    # Data may be stored in another format than the one that is computed in.
+    by_role = sorted(here.formats.items(), key=lambda pair: pair[0].name == "input")
+    dtypes += [form for _, form in by_role if form in LOW_FORMATS]
     return next((each for each in dtypes if each != "float32"), _WHAT_IF)
 
 
