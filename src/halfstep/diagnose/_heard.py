@@ -180,6 +180,8 @@ class Heard:
             return f"{self.policy} (--policy)"
         if self._frameworks == ("jax",):
             return "the script's own formats"
+        if "keras" in dict(run.versions):
+            return policy_text(run)  # whoever sets it, Keras has one
         half = half_of(ranges) if self._asked or run.ineffective else ""
         if self._asked or half:
             return own_text(self._asked, half)
