@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from halfstep.torch._autocast import Inside, Settings
 from halfstep.torch._engine import _state
 from halfstep.torch._leaving import watch_leaving
+from halfstep.torch._observing._counting import numbers_in
+from halfstep.torch._observing._sizes import is_finite
 from halfstep.torch._observing._sources import entered, marked
 from halfstep.torch._private import preserved_version
 from halfstep.torch._regions._forward import forward_of
@@ -92,7 +94,7 @@ class Call(NamedTuple):
     def entered_broken(self) -> bool:
         """Whether a gradient that came back was not finite."""
         there = [each for each in self.cotangents if each is not None]
-        return not all(bool(each.isfinite().all()) for each in there)
+        return not all(bool(is_finite(each)) for each in there)
 
     @property
     def broke(self) -> bool:
@@ -102,14 +104,14 @@ class Call(NamedTuple):
     @property
     def is_given_sound(self) -> bool:
         """Whether it was called with numbers, -inf of a mask included."""
-        given = [each for each in tensors_in(self.given) if each.is_floating_point()]
+        given = numbers_in(tensors_in(self.given))
         return not any(bool((each.isnan() | (each == math.inf)).any()) for each in given)
 
     @property
     def largest_given(self) -> float:
         """The largest finite magnitude of the data that it was called with."""
-        data = [each for each in tensors_in(self.given) if each.is_floating_point()]
-        found = (each[each.isfinite()] for each in data if not each.requires_grad)
+        data = [each for each in tensors_in(self.given) if not each.requires_grad]
+        found = (each[each.isfinite()] for each in numbers_in(data))
         return max((float(each.abs().max()) for each in found if each.numel()), default=0.0)
 
     @property
@@ -151,7 +153,7 @@ def _around(model: nn.Module, given: Any) -> tuple[Settings, ...]:
     found = tuple(
         Settings(each, torch.get_autocast_dtype(each), True, False, rules.get(each, ""))
         for each in devices
-        if torch.is_autocast_enabled(each)
+        if torch.amp.is_autocast_available(each) and torch.is_autocast_enabled(each)
     )
     if found or not _state.entered():
         return found
@@ -188,7 +190,7 @@ def loss_of(calls: list[Call], scale: float, *, broken: bool = False) -> Callabl
         total = torch.zeros(())
         for call, cotangents in zip(calls, known, strict=True):
             for output, cotangent in zip(call.again(model), cotangents, strict=True):
-                if output.is_floating_point():
+                if output.is_floating_point() or output.is_complex():
                     total = total.to(output.device) + _product(output, cotangent, scale)
         return total
 
@@ -197,7 +199,7 @@ def loss_of(calls: list[Call], scale: float, *, broken: bool = False) -> Callabl
 
 def _known(cotangent: Tensor | None, broken: bool) -> Tensor | None:
     """Returns a gradient that came back, None for one that is not finite unless those count."""
-    counts = cotangent is None or broken or bool(cotangent.isfinite().all())
+    counts = cotangent is None or broken or bool(is_finite(cotangent))
     return cotangent if counts else None
 
 
@@ -206,8 +208,15 @@ def _product(output: Tensor, cotangent: Tensor | None, scale: float) -> Tensor:
 
     What a mask has set to -inf, nothing comes back to.
     """
+    output, cotangent = _real(output), None if cotangent is None else _real(cotangent)
     if cotangent is None:
         # Nothing is known of the way back, so it is zero; what is not finite makes NaN of that.
         return torch.where(output == -math.inf, 0.0, output.float()).sum() * 0.0
     needed = torch.where(output.isfinite() | (cotangent != 0), output.float(), 0.0)
     return (needed * (cotangent.float() / scale)).sum()
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """Returns the numbers of a tensor, dense and the two parts of complex ones for themselves."""
+    whole = tensor if tensor.layout in (torch.strided, torch.jagged) else tensor.to_dense()
+    return torch.view_as_real(whole.resolve_conj()) if whole.is_complex() else whole

@@ -5,6 +5,7 @@ from dataclasses import replace
 from halfstep.core import Diagnosis, written
 from halfstep.torch._called import Call, loss_of
 from halfstep.torch._observing._diagnosis import diagnosis
+from halfstep.torch._observing._sizes import is_finite
 from halfstep.torch._observing._step import Case
 from halfstep.torch._observing._ways import Way
 from halfstep.torch._regions._forward import forward_of
@@ -38,7 +39,7 @@ def _broke(calls: list[Call]) -> bool:
     if any(call.entered_broken for call in calls):
         return False
     own = [each.grad for each in calls[0].model.parameters() if each.grad is not None]
-    return any(call.broke for call in calls) or not all(bool(it.isfinite().all()) for it in own)
+    return any(call.broke for call in calls) or not all(bool(is_finite(it)) for it in own)
 
 
 def _first_sound(calls: list[Call]) -> list[list[Call]]:

@@ -61,6 +61,8 @@ def plain_tensors(values: Any) -> Iterator[Tensor]:
 def _inside(tensor: Tensor) -> list[Tensor]:
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
+    if tensor.is_nested and tensor.layout is torch.strided:
+        return list(tensor.unbind())
     flatten = getattr(tensor, "__tensor_flatten__", None)
     return [getattr(tensor, name) for name in flatten()[0]] if flatten else []
 

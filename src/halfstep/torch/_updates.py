@@ -16,8 +16,9 @@ from torch.optim.optimizer import (
 )
 
 from halfstep.core import Change, Diagnosis, Exponents, Fault, Format, Moment, written
-from halfstep.torch._dtypes import HALF, name_of
+from halfstep.torch._dtypes import HALF, format_of
 from halfstep.torch._masters._kept import master_of
+from halfstep.torch._observing._sizes import largest, norm_of
 from halfstep.torch._patches import Undo
 
 _KEPT = 4
@@ -93,8 +94,7 @@ class Updates:
         """
         before = {id(each): value for each, value in self.before}
         values = (before.get(id(each), each) for each in model.parameters() if each.requires_grad)
-        norms = [torch.linalg.vector_norm(each.detach(), dtype=torch.float64) for each in values]
-        return float(torch.stack([each.cpu() for each in norms]).norm()) if norms else 0.0
+        return math.hypot(*(float(norm_of(each)) for each in values))
 
     def blamed(self, model: nn.Module, found: Diagnosis) -> Diagnosis:
         """Returns a diagnosis in which parameters that an optimizer broke are told as such.
@@ -131,16 +131,11 @@ class Updates:
             return
         self._optimizers.add(optimizer)
         rows = [
-            (weakref.ref(each), _largest(each), _largest(each.grad))
+            (weakref.ref(each), largest(each), largest(each.grad))
             for each in _trained(optimizer)
             if each.grad is not None
         ]
         self._made.append(_Update(weakref.ref(optimizer), rows))
-
-
-def _largest(tensor: Tensor) -> Tensor:
-    values = tensor.detach()
-    return torch.linalg.vector_norm(values.to_dense() if values.is_sparse else values, math.inf)
 
 
 def _trained(optimizer: Optimizer) -> Iterator[Tensor]:
@@ -172,7 +167,7 @@ def _explained(
     parameter: Tensor, eps: float | None, finite: bool
 ) -> tuple[str, tuple[Change, ...]]:
     """Returns why a step made something that is not finite, and what to write."""
-    dtype = name_of(parameter.dtype)
+    dtype = format_of(parameter.dtype)
     is_low = parameter.dtype in HALF and master_of(parameter) is None
     masters = (Change(_MASTERS, "parameters"),) if is_low else ()
     if not finite:

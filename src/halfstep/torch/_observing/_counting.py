@@ -35,13 +35,14 @@ def numbers_in(values: Any) -> Iterator[Tensor]:
     Args:
         values: A tensor, or dicts and lists of them, to any depth.
     """
-    if type(values) in (Tensor, nn.Parameter) and values.layout is torch.strided:
+    plain = type(values) in (Tensor, nn.Parameter) and not values.is_nested
+    if plain and values.layout is torch.strided:
         yield from _floats(unwrapped(values.detach()))
         return
     for tensor in plain_tensors(values):
-        plain = unwrapped(tensor.detach())
-        plain = plain.values() if plain.layout in _COMPRESSED else plain
-        yield from _floats(plain.as_subclass(Tensor))
+        whole = unwrapped(tensor.detach())
+        whole = whole.values() if whole.layout in _COMPRESSED else whole
+        yield from _floats(whole.as_subclass(Tensor))
 
 
 def _floats(plain: Tensor) -> Iterator[Tensor]:

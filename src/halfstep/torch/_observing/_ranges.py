@@ -9,11 +9,12 @@ from torch.optim import LBFGS, Optimizer
 
 from halfstep.core import LOW_FORMATS, Exponents, Moment, Policy, Range, Ranges, policy_words
 from halfstep.errors import UsageError
-from halfstep.torch._dtypes import HALF, name_of
+from halfstep.torch._dtypes import HALF, format_of, name_of
 from halfstep.torch._engine._paths import _unwrapped
 from halfstep.torch._global import is_fit, policy_for
 from halfstep.torch._lost import lost_updates
 from halfstep.torch._masters._kept import master_of
+from halfstep.torch._observing._counting import numbers_in
 from halfstep.torch._observing._exponents import Tally
 from halfstep.torch._observing._families import families_of
 from halfstep.torch._observing._passing import ROLES, Observer, Role, named_modules
@@ -119,7 +120,7 @@ def _seen(copies: Twin, batch: Any, loss_fn: LossFn) -> _Seen:
     model, tally, sizes = copies[0], Tally[int](), list[Tensor]()
 
     def entered(gradient: Tensor | None) -> None:
-        sizes.extend([] if gradient is None else [gradient.detach().abs().sum()])
+        sizes.extend(each.abs().sum() for each in numbers_in(gradient))
 
     def enter(_module: nn.Module, _args: Any, output: Any) -> None:
         for tensor in tensors_in(output):
@@ -162,7 +163,7 @@ def _moments(model: nn.Module, optimizer: Optimizer | None) -> Iterator[Moment]:
         for each in group["params"] if {"betas", "eps"} <= group.keys() else ():
             if each.grad is not None:
                 assert optimizer is not None
-                form = name_of(_state_dtype(optimizer, each))
+                form = format_of(_state_dtype(optimizer, each))
                 squares = _squares(each.grad, float(group["betas"][1]))
                 yield Moment(names.get(id(each), "?"), form, float(group["eps"]), squares)
 

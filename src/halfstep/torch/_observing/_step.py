@@ -16,6 +16,7 @@ from halfstep.torch._observing._losses import backward, loss_of
 from halfstep.torch._observing._places import Places
 from halfstep.torch._observing._ran import Ran
 from halfstep.torch._observing._roles import Roles
+from halfstep.torch._observing._sizes import is_finite
 from halfstep.torch._observing._trial import Trial
 from halfstep.torch._observing._untouched import (
     Apart,
@@ -174,12 +175,8 @@ def are_finite(grads: list[Tensor]) -> bool:
     """Returns whether all gradients are; waits once for each device."""
     found: dict[torch.device, list[Tensor]] = {}
     for each in grads:
-        found.setdefault(each.device, []).append(_plain(each).isfinite().all())
+        found.setdefault(each.device, []).append(is_finite(each))
     return all(bool(torch.stack(group).all()) for group in found.values())
-
-
-def _plain(grad: Tensor) -> Tensor:
-    return grad.coalesce().values() if grad.is_sparse else grad
 
 
 # Within these runs what somebody wrote.
