@@ -170,7 +170,7 @@ def test_faults_are_not_searched_for_without_end():
 
 def test_what_cannot_be_looked_at_is_told_and_the_script_goes_on():
     looking = Looking()
-    looking.error = ValueError("no copy\nof it")
+    looking.error = ValueError("no copy. This could be because of it\nor not")
     run = Run(looking)
     run.step(1.0)
     run.step(1.0)

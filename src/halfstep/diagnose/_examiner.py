@@ -172,8 +172,8 @@ class Examiner:
         try:
             look(number)
         except Exception as error:  # of a model that is anybody's
-            why = f"{type(error).__name__}: {error}".splitlines()[0]
-            self._send({"kind": "unseen", "step": number, "why": why})
+            first, _, _ = f"{type(error).__name__}: {error}".splitlines()[0].partition(". ")
+            self._send({"kind": "unseen", "step": number, "why": first})
 
     def _tell(
         self,

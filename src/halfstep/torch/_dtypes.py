@@ -45,3 +45,13 @@ def checked(dtype: object) -> torch.dtype:
 def name_of(dtype: torch.dtype) -> str:
     """Returns a dtype's name without the `torch.` in front."""
     return str(dtype).removeprefix("torch.")
+
+
+def format_of(dtype: torch.dtype) -> str:
+    """Returns the name of the format that the numbers of a dtype are in.
+
+    Example:
+        >>> format_of(torch.complex64), format_of(torch.float16)
+        ('float32', 'float16')
+    """
+    return name_of(dtype.to_real() if dtype.is_complex else dtype)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
@@ -29,7 +30,9 @@ def watch_leaving(given: list[Tensor], made: list[Tensor], finite: list[Tensor])
         >>> finite
         [tensor(False)]
     """
-    found = [get_gradient_edge(each) for each in given if each.requires_grad]
+    # Of a sparse leaf PyTorch knows no edge.
+    known = [each for each in given if each.grad_fn is not None or each.layout is torch.strided]
+    found = [get_gradient_edge(each) for each in known if each.requires_grad]
     edges = {(each.node, each.output_nr) for each in found}
     for node, leaving in _crossing(edges, made) if edges else ():
         node.register_hook(_receiver(leaving, finite))

@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 )
 
 from halfstep.core import Change, Diagnosis, Exponents, Fault, Format, Moment, written
-from halfstep.torch._dtypes import HALF, name_of
+from halfstep.torch._dtypes import HALF, format_of
 from halfstep.torch._masters._kept import master_of
 from halfstep.torch._observing._sizes import largest, norm_of
 from halfstep.torch._patches import Undo
@@ -178,7 +178,7 @@ def _explained(
     broken = [name for name, value in options.items() if not math.isfinite(value or 0.0)]
     if broken:
         return _SET.format(name=" and ".join(broken)), ()
-    dtype, eps = name_of(parameter.dtype), options["eps"]
+    dtype, eps = format_of(parameter.dtype), options["eps"]
     is_low = parameter.dtype in HALF and master_of(parameter) is None
     masters = (Change(_MASTERS, "parameters"),) if is_low else ()
     if not finite:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
 from halfstep.core import Exponents
-from halfstep.torch._dtypes import name_of
+from halfstep.torch._dtypes import format_of
 from halfstep.torch._engine._paths import _unwrapped
 from halfstep.torch._observing._exponents import Taken, Tally
 from halfstep.torch._private import in_backward, never_compile
@@ -68,8 +68,8 @@ class Seen:
     def add(self, role: Role, tensors: list[Tensor]) -> None:
         """Counts what is in tensors, for a role."""
         for each in tensors:
-            if each.is_floating_point():
-                self.formats.setdefault(role, name_of(each.dtype))
+            if each.is_floating_point() or each.is_complex():
+                self.formats.setdefault(role, format_of(each.dtype))
                 self._numbers.setdefault(role, []).append(self._number(each))
 
     def read(self, taken: Taken[int] | None = None) -> dict[Role, Exponents]:

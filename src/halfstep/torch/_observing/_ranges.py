@@ -9,7 +9,7 @@ from torch.optim import LBFGS, Optimizer
 
 from halfstep.core import LOW_FORMATS, Exponents, Moment, Policy, Range, Ranges, policy_words
 from halfstep.errors import UsageError
-from halfstep.torch._dtypes import HALF, name_of
+from halfstep.torch._dtypes import HALF, format_of, name_of
 from halfstep.torch._engine._paths import _unwrapped
 from halfstep.torch._global import is_fit, policy_for
 from halfstep.torch._lost import lost_updates
@@ -165,7 +165,7 @@ def _moments(model: nn.Module, optimizer: Optimizer | None) -> Iterator[Moment]:
         for each in group["params"] if {"betas", "eps"} <= group.keys() else ():
             if each.grad is not None:
                 assert optimizer is not None
-                form = name_of(_state_dtype(optimizer, each))
+                form = format_of(_state_dtype(optimizer, each))
                 squares = _squares(each.grad, float(group["betas"][1]))
                 yield Moment(names.get(id(each), "?"), form, float(group["eps"]), squares)
 

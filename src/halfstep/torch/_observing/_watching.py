@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from halfstep.core import operation_word
 from halfstep.torch import _private
-from halfstep.torch._dtypes import name_of
+from halfstep.torch._dtypes import format_of
 from halfstep.torch._observing import _schema
 from halfstep.torch._observing._force import Force
 from halfstep.torch._observing._places import Place, Places, line
@@ -204,7 +204,7 @@ class Watching(TorchDispatchMode):
 
     def _see(self, tensor: Tensor, role: Role) -> _Seen:
         place = self._collector.add(tensor, count=self._backward)
-        return _Seen(place, role.word, name_of(tensor.dtype), tuple(tensor.shape), role.name)
+        return _Seen(place, role.word, format_of(tensor.dtype), tuple(tensor.shape), role.name)
 
     def _remember(self, tensor: Tensor, seen: _Seen) -> None:
         self._known[tensor] = seen, self._writes[storage(tensor)]
